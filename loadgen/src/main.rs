@@ -1,0 +1,3 @@
+//! `nodeward-loadgen`: the load generator's command line.
+
+fn main() {}

@@ -1,0 +1,1 @@
+//! The configuration file: schema, defaults, validation with exact messages.

@@ -1,0 +1,16 @@
+//! Nodeward: a node-local L4 dataplane for Kubernetes Services.
+//!
+//! The crate is both the agent and a library. `model`, `store`, `topology`, `view` and `table` build without the
+//! `dataplane` feature: they are the node-local view of Services for other programs.
+//!
+//! Arrows between rooms: `model` ← `topology` ← `view` ← `table`; `flow` knows `table` and `health` only through small
+//! traits or plain ids; `engine` and `net` know nothing of Services; only `worker` knows both sides.
+
+pub mod config;
+pub mod model;
+pub mod source;
+pub mod store;
+pub mod table;
+pub mod telemetry;
+pub mod topology;
+pub mod view;

@@ -1,0 +1,3 @@
+//! The `nodeward` binary: parses the command line and dispatches.
+
+fn main() {}

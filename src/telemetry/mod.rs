@@ -1,0 +1,10 @@
+//! Counters, histograms and logging.
+//!
+//! Data threads write their own counters with plain relaxed stores; the control thread sums them when somebody asks.
+//! Nothing here locks or allocates on a data thread.
+
+mod counters;
+
+pub use counters::{
+    Counter, DropReason, MAX_RANKS, Registry, ServicePortCounters, ServicePortSnapshot, WorkerCounters,
+};

@@ -1,0 +1,128 @@
+//! The words of configuration that choose how a service port is ranked and carried.
+
+use crate::model::ObjectName;
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+
+/// Which rule orders and filters endpoints.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Policy {
+    /// All ready endpoints alike.
+    Cluster,
+    /// This zone, then (configured wider levels, then) the cluster.
+    #[serde(alias = "PreferClose")]
+    PreferSameZone,
+    /// This node, then each level, then the cluster.
+    #[default]
+    #[serde(alias = "PreferNode", alias = "PreferREALLYClose")]
+    PreferSameNode,
+    /// This node only; drop when it has none (`internalTrafficPolicy: Local`).
+    #[serde(alias = "NodeLocalOnly")]
+    Local,
+    /// This node when it has a ready endpoint, else all alike.
+    PreferLocal,
+}
+
+/// How the policy is read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Interpretation {
+    /// By location, per endpoint, with health deciding the fall-back.
+    #[default]
+    Ranked,
+    /// kube-proxy's hint algorithm, exactly.
+    Strict,
+}
+
+/// What kind of traffic a service port carries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Profile {
+    /// DNS over UDP: state per query.
+    Dns,
+    /// One-way datagrams (statsd): state per client, no answers awaited.
+    Oneway,
+    /// Other UDP: state per client 4-tuple.
+    Stream,
+    /// TCP connections.
+    Tcp,
+}
+
+/// Which source address an endpoint sees.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum SourceAddress {
+    /// The client's where that is safe, else the node's.
+    #[default]
+    Auto,
+    /// The client's.
+    Client,
+    /// The node's.
+    Node,
+}
+
+/// A level between node and cluster, defined by a node label.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Level {
+    /// The rank's word, such as `rack`, `zone`, `region`.
+    pub name: Arc<str>,
+    /// The node label whose value must be equal.
+    pub label: Arc<str>,
+}
+
+/// A Service or one of its ports, written `namespace/name` or `namespace/name:port`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct ServiceRef {
+    /// The Service.
+    pub service: ObjectName,
+    /// Port name or number; `None` for all its ports.
+    pub port: Option<Arc<str>>,
+}
+
+/// Settings for one Service or service port; a missing field leaves the next source (annotation, the Service's fields,
+/// the default) to decide.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServiceRule {
+    /// Which Service.
+    pub service: ServiceRef,
+    /// See [`Policy`].
+    pub policy: Option<Policy>,
+    /// See [`Interpretation`].
+    pub interpretation: Option<Interpretation>,
+    /// See [`Profile`].
+    pub profile: Option<Profile>,
+    /// See [`SourceAddress`].
+    pub source_address: Option<SourceAddress>,
+}
+
+/// Everything of the configuration file that ranking depends on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TopologyConfig {
+    /// Used where neither rule, annotation nor the Service's fields decide.
+    pub default_policy: Policy,
+    /// Used where neither rule nor annotation decides.
+    pub default_interpretation: Interpretation,
+    /// Used where neither rule nor annotation decides.
+    pub default_source_address: SourceAddress,
+    /// Levels between node and cluster, nearest first.
+    pub levels: Arc<[Level]>,
+    /// Per-Service rules; the most specific one wins (a port's before its Service's).
+    pub rules: Vec<ServiceRule>,
+}
+
+impl Default for TopologyConfig {
+    fn default() -> Self {
+        Self {
+            default_policy: Policy::default(),
+            default_interpretation: Interpretation::default(),
+            default_source_address: SourceAddress::default(),
+            levels: [Level {
+                name: "zone".into(),
+                label: crate::model::ZONE_LABEL.into(),
+            }]
+            .into(),
+            rules: Vec::new(),
+        }
+    }
+}
