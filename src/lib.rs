@@ -11,6 +11,8 @@ pub mod config;
 pub mod engine;
 #[cfg(feature = "dataplane")]
 pub mod flow;
+#[cfg(feature = "dataplane")]
+pub mod health;
 pub mod model;
 #[cfg(feature = "dataplane")]
 pub mod net;
