@@ -76,14 +76,20 @@ fn a_slice_is_read_whole() {
     assert_eq!(slice.trigger_time_us, 1_767_323_045_000_007);
     let ports: Vec<_> = slice.ports.iter().map(|p| (&*p.name, p.protocol, p.port)).collect();
     assert_eq!(ports, [("dns", Protocol::Udp, 53), ("dns-tcp", Protocol::Tcp, 5353)]);
-    let [a, b] = &slice.endpoints[..] else { panic!("two endpoints expected") };
+    let [a, b] = &slice.endpoints[..] else {
+        panic!("two endpoints expected")
+    };
     assert_eq!(a.address, ip("10.1.0.5"));
     assert_eq!((a.node.as_deref(), a.zone.as_deref()), (Some("n1"), Some("za")));
     assert_eq!(a.target_uid, 0x102);
     let hints = a.hints.as_ref().unwrap();
     assert_eq!(hints.for_nodes, ["n1".into(), "n2".into()]);
     assert_eq!(hints.for_zones, ["za".into()]);
-    assert_eq!((b.node.as_deref(), b.zone.as_deref()), (None, None), "an empty zone is none");
+    assert_eq!(
+        (b.node.as_deref(), b.zone.as_deref()),
+        (None, None),
+        "an empty zone is none"
+    );
     assert!(b.conditions.is_serving_terminating() && !b.conditions.ready);
     assert_eq!(manifest.ignored, Default::default());
 }
@@ -100,7 +106,10 @@ fn s01_slice_without_service_is_ignored() {
 
 #[test]
 fn s02_fqdn_slice_is_ignored() {
-    let manifest = yaml(&slice_yaml("addressType: FQDN\nendpoints:\n- addresses: [example.com]\n")).unwrap();
+    let manifest = yaml(&slice_yaml(
+        "addressType: FQDN\nendpoints:\n- addresses: [example.com]\n",
+    ))
+    .unwrap();
     assert!(manifest.objects.is_empty());
     assert_eq!(manifest.ignored.fqdn_slices, 1);
 }
@@ -113,8 +122,14 @@ fn s03_endpoint_of_the_other_family_is_ignored() {
     assert_eq!(addresses, [ip("10.0.0.1")]);
     assert_eq!(manifest.ignored.endpoints_of_other_family, 1);
     // An IPv4-mapped address is IPv4 wherever it is written.
-    let mapped = yaml(&slice_yaml("addressType: IPv6\nendpoints:\n- addresses: ['::ffff:10.0.0.1']\n")).unwrap();
-    assert_eq!((slice(&mapped).endpoints.len(), mapped.ignored.endpoints_of_other_family), (0, 1));
+    let mapped = yaml(&slice_yaml(
+        "addressType: IPv6\nendpoints:\n- addresses: ['::ffff:10.0.0.1']\n",
+    ))
+    .unwrap();
+    assert_eq!(
+        (slice(&mapped).endpoints.len(), mapped.ignored.endpoints_of_other_family),
+        (0, 1)
+    );
 }
 
 #[test]
@@ -142,7 +157,10 @@ fn s08_absent_conditions_have_defaults() {
                 - {addresses: [10.0.0.3], conditions: {ready: false}}\n";
     let manifest = yaml(&slice_yaml(body)).unwrap();
     let conditions: Vec<_> = slice(&manifest).endpoints.iter().map(|e| e.conditions).collect();
-    let not_ready = Conditions { ready: false, ..Conditions::DEFAULT };
+    let not_ready = Conditions {
+        ready: false,
+        ..Conditions::DEFAULT
+    };
     assert_eq!(conditions, [Conditions::DEFAULT, Conditions::DEFAULT, not_ready]);
 }
 
@@ -156,14 +174,20 @@ fn s17_placeholder_slice_has_no_endpoints() {
 
 #[test]
 fn a_service_is_read_with_its_defaults() {
-    let manifest = yaml("apiVersion: v1\nkind: Service\nmetadata: {name: web}\nspec:\n  clusterIP: 10.96.0.1\n  ports: [{port: 80}]\n").unwrap();
+    let manifest = yaml(
+        "apiVersion: v1\nkind: Service\nmetadata: {name: web}\nspec:\n  clusterIP: 10.96.0.1\n  ports: [{port: 80}]\n",
+    )
+    .unwrap();
     let s = service(&manifest);
     assert_eq!(s.name, ObjectName::new("default", "web"));
     assert_eq!(s.cluster_ips, [(IpFamily::V4, ip("10.96.0.1"))]);
     assert_eq!(s.service_type, ServiceType::ClusterIp);
     assert_eq!(s.session_affinity, SessionAffinity::None);
     let port = &s.ports[0];
-    assert_eq!((&*port.name, port.protocol, port.port, port.node_port), ("", Protocol::Tcp, 80, 0));
+    assert_eq!(
+        (&*port.name, port.protocol, port.port, port.node_port),
+        ("", Protocol::Tcp, 80, 0)
+    );
 
     let text = r#"{"kind":"Service","apiVersion":"v1","metadata":{"name":"dual","namespace":"x","uid":"u-1",
         "labels":{"a":"b"},"annotations":{"nodeward.io/policy":"Local","service.kubernetes.io/topology-mode":"Auto",
@@ -176,8 +200,16 @@ fn a_service_is_read_with_its_defaults() {
         {"ip":"192.0.2.4","ipMode":"VIP"}]}}}"#;
     let manifest = json(text).unwrap();
     let s = service(&manifest);
-    assert_eq!(s.cluster_ips, [(IpFamily::V6, ip("fd00::a")), (IpFamily::V4, ip("10.96.0.2"))]);
-    assert_eq!(s.session_affinity, SessionAffinity::ClientIp { timeout_seconds: 10_800 });
+    assert_eq!(
+        s.cluster_ips,
+        [(IpFamily::V6, ip("fd00::a")), (IpFamily::V4, ip("10.96.0.2"))]
+    );
+    assert_eq!(
+        s.session_affinity,
+        SessionAffinity::ClientIp {
+            timeout_seconds: 10_800
+        }
+    );
     assert_eq!(s.service_type, ServiceType::LoadBalancer);
     assert_eq!(s.internal_traffic_policy, TrafficPolicy::Local);
     assert_eq!(s.external_traffic_policy, TrafficPolicy::Cluster);
@@ -185,15 +217,31 @@ fn a_service_is_read_with_its_defaults() {
     assert_eq!(s.external_ips, [ip("192.0.2.1")]);
     assert_eq!(s.load_balancer_ips, [ip("192.0.2.2"), ip("192.0.2.4")]);
     assert_eq!(s.traffic_distribution.as_deref(), Some("PreferSameNode"));
-    assert_eq!((s.ports[0].node_port, s.ports[0].app_protocol.as_deref()), (30053, Some("kubernetes.io/dns")));
-    assert_eq!(s.annotations.len(), 3, "only annotations that topology may read are kept");
+    assert_eq!(
+        (s.ports[0].node_port, s.ports[0].app_protocol.as_deref()),
+        (30053, Some("kubernetes.io/dns"))
+    );
+    assert_eq!(
+        s.annotations.len(),
+        3,
+        "only annotations that topology may read are kept"
+    );
     assert_eq!(&*s.uid, "u-1");
 }
 
 #[test]
 fn headless_and_address_less_services_have_no_cluster_ip() {
-    for spec in ["{clusterIP: None}", "{clusterIP: ''}", "{}", "{clusterIPs: [None]}", "{type: ExternalName, externalName: x}"] {
-        let manifest = yaml(&format!("apiVersion: v1\nkind: Service\nmetadata: {{name: a}}\nspec: {spec}\n")).unwrap();
+    for spec in [
+        "{clusterIP: None}",
+        "{clusterIP: ''}",
+        "{}",
+        "{clusterIPs: [None]}",
+        "{type: ExternalName, externalName: x}",
+    ] {
+        let manifest = yaml(&format!(
+            "apiVersion: v1\nkind: Service\nmetadata: {{name: a}}\nspec: {spec}\n"
+        ))
+        .unwrap();
         assert!(service(&manifest).cluster_ips.is_empty(), "{spec}");
         assert!(!service(&manifest).is_proxied(), "{spec}");
     }
@@ -212,7 +260,10 @@ fn lists_nest_and_other_kinds_are_counted() {
         {"kind":"ServiceList","apiVersion":"v1","items":null}"#;
     for manifest in [json(text).unwrap(), yaml(text).unwrap()] {
         let keys: Vec<_> = manifest.objects.iter().map(|o| o.key().to_string()).collect();
-        assert_eq!(keys, ["Service default/a", "Node n1", "Node n2", "EndpointSlice default/a-1"]);
+        assert_eq!(
+            keys,
+            ["Service default/a", "Node n1", "Node n2", "EndpointSlice default/a-1"]
+        );
         let kinds: Vec<_> = manifest.ignored.kinds.iter().map(|(k, n)| (k.as_str(), *n)).collect();
         assert_eq!(kinds, [("serving.knative.dev/v1 Service", 1), ("v1 Pod", 1)]);
     }
@@ -242,36 +293,103 @@ fn errors_name_document_line_field_and_expectation() {
     let good = "apiVersion: v1\nkind: Service\nmetadata: {name: ok}\n---\n";
     let service = |spec: &str| format!("{good}apiVersion: v1\nkind: Service\nmetadata: {{name: bad}}\nspec:\n{spec}\n");
     let cases: Vec<(String, &[&str])> = vec![
-        (service("  ports: [{port: 70000}]"), &["document 2, line 9", "spec.ports[0].port", "70000", "a port number from 1 to 65535"]),
-        (service("  ports: [{port: 0}]"), &["document 2, line 9", "spec.ports[0].port", "from 1 to 65535"]),
-        (service("  ports: [{port: -1}]"), &["line 9", "spec.ports[0].port", "from 1 to 65535"]),
-        (service("  ports: [{port: http}]"), &["line 9", "spec.ports[0].port", "http", "a port number"]),
-        (service("  ports: [{name: x}]"), &["document 2", "spec.ports[0]", "missing field `port`"]),
+        (
+            service("  ports: [{port: 70000}]"),
+            &[
+                "document 2, line 9",
+                "spec.ports[0].port",
+                "70000",
+                "a port number from 1 to 65535",
+            ],
+        ),
+        (
+            service("  ports: [{port: 0}]"),
+            &["document 2, line 9", "spec.ports[0].port", "from 1 to 65535"],
+        ),
+        (
+            service("  ports: [{port: -1}]"),
+            &["line 9", "spec.ports[0].port", "from 1 to 65535"],
+        ),
+        (
+            service("  ports: [{port: http}]"),
+            &["line 9", "spec.ports[0].port", "http", "a port number"],
+        ),
+        (
+            service("  ports: [{name: x}]"),
+            &["document 2", "spec.ports[0]", "missing field `port`"],
+        ),
         (service("  ports: 80"), &["line 9", "spec.ports"]),
-        (service("  ports: [{port: 80, protocol: TPC}]"), &["line 9", "spec.ports[0].protocol", "TPC", "TCP, UDP or SCTP"]),
-        (service("  clusterIP: 10.0.0.256"), &["line 9", "spec.clusterIP", "10.0.0.256", "an IP address"]),
-        (service("  clusterIPs: [10.0.0.1, 10.0.0.2]"), &["Service default/bad", "spec.clusterIPs[1]", "second IPv4"]),
-        (service("  {clusterIP: 10.0.0.1, ipFamilies: [IPv6]}"), &["Service default/bad", "spec.clusterIP[0]", "IPv6"]),
-        (service("  type: ClusterIp"), &["line 9", "spec.type", "ClusterIp", "ClusterIP, NodePort"]),
-        (service("  ports: [{port: 53, name: a}, {port: 53, name: b}]"), &["Service default/bad", "spec.ports[1]", "53/TCP is listed twice"]),
+        (
+            service("  ports: [{port: 80, protocol: TPC}]"),
+            &["line 9", "spec.ports[0].protocol", "TPC", "TCP, UDP or SCTP"],
+        ),
+        (
+            service("  clusterIP: 10.0.0.256"),
+            &["line 9", "spec.clusterIP", "10.0.0.256", "an IP address"],
+        ),
+        (
+            service("  clusterIPs: [10.0.0.1, 10.0.0.2]"),
+            &["Service default/bad", "spec.clusterIPs[1]", "second IPv4"],
+        ),
+        (
+            service("  {clusterIP: 10.0.0.1, ipFamilies: [IPv6]}"),
+            &["Service default/bad", "spec.clusterIP[0]", "IPv6"],
+        ),
+        (
+            service("  type: ClusterIp"),
+            &["line 9", "spec.type", "ClusterIp", "ClusterIP, NodePort"],
+        ),
+        (
+            service("  ports: [{port: 53, name: a}, {port: 53, name: b}]"),
+            &["Service default/bad", "spec.ports[1]", "53/TCP is listed twice"],
+        ),
         (
             service("  {sessionAffinity: ClientIP, sessionAffinityConfig: {clientIP: {timeoutSeconds: 0}}}"),
             &["Service default/bad", "timeoutSeconds", "1 to 86400"],
         ),
-        (format!("{good}apiVersion: v1\nkind: Service\nmetadata: {{}}\n"), &["document 2", "metadata.name", "missing"]),
-        (format!("{good}apiVersion: v1\nkind: Node\n"), &["document 2", "Node", "metadata.name", "missing"]),
-        (format!("{good}{good}"), &["document 2", "Service default/ok", "given twice", "document 1"]),
-        (format!("{good}apiVersion: v1\nmetadata: {{name: a}}\n"), &["document 2", "kind"]),
+        (
+            format!("{good}apiVersion: v1\nkind: Service\nmetadata: {{}}\n"),
+            &["document 2", "metadata.name", "missing"],
+        ),
+        (
+            format!("{good}apiVersion: v1\nkind: Node\n"),
+            &["document 2", "Node", "metadata.name", "missing"],
+        ),
+        (
+            format!("{good}{good}"),
+            &["document 2", "Service default/ok", "given twice", "document 1"],
+        ),
+        (
+            format!("{good}apiVersion: v1\nmetadata: {{name: a}}\n"),
+            &["document 2", "kind"],
+        ),
         (format!("{good}just text\n"), &["document 2", "expected an object"]),
         (format!("{good}a: [1\n"), &["document 2"]),
-        (slice_yaml("endpoints: []\n"), &["EndpointSlice default/web-1", "addressType", "IPv4, IPv6 or FQDN"]),
-        (slice_yaml("addressType: IPv5\n"), &["line 7", "addressType", "IPv5", "IPv4, IPv6 or FQDN"]),
+        (
+            slice_yaml("endpoints: []\n"),
+            &["EndpointSlice default/web-1", "addressType", "IPv4, IPv6 or FQDN"],
+        ),
+        (
+            slice_yaml("addressType: IPv5\n"),
+            &["line 7", "addressType", "IPv5", "IPv4, IPv6 or FQDN"],
+        ),
         (
             slice_yaml("addressType: IPv4\nendpoints:\n- addresses: [10.0.0.1]\n- addresses: [nowhere]\n"),
-            &["EndpointSlice default/web-1", "endpoints[1].addresses[0]", "nowhere", "an IP address"],
+            &[
+                "EndpointSlice default/web-1",
+                "endpoints[1].addresses[0]",
+                "nowhere",
+                "an IP address",
+            ],
         ),
-        (slice_yaml("addressType: IPv4\nports: [{name: a, port: 65536}]\n"), &["line 8", "ports[0].port", "65536"]),
-        (slice_yaml("addressType: IPv4\nendpoints: {a: b}\n"), &["line 8", "endpoints"]),
+        (
+            slice_yaml("addressType: IPv4\nports: [{name: a, port: 65536}]\n"),
+            &["line 8", "ports[0].port", "65536"],
+        ),
+        (
+            slice_yaml("addressType: IPv4\nendpoints: {a: b}\n"),
+            &["line 8", "endpoints"],
+        ),
         (
             slice_yaml("addressType: IPv4\nendpoints:\n- addresses: [10.0.0.1]\n  conditions: {ready: perhaps}\n"),
             &["line 10", "endpoints[0].conditions.ready"],
@@ -296,7 +414,10 @@ fn json_errors_name_the_place_in_a_list() {
     );
     let text = "{\"apiVersion\":\"v1\",\"kind\":\"Node\",\"metadata\":{\"name\":\"n\"}}\n{\"apiVersion\":\"v1\",\"kind\":\"Node\",\"metadata\":{\"name\":5}}";
     let error = json(text).unwrap_err();
-    assert_eq!((error.document, error.line, error.path.as_str()), (2, Some(2), "metadata.name"));
+    assert_eq!(
+        (error.document, error.line, error.path.as_str()),
+        (2, Some(2), "metadata.name")
+    );
     let error = json("{\"kind\":").unwrap_err();
     assert_eq!((error.document, error.line), (1, Some(1)));
     let error = parse(b"a: 1\nb: \xff\n", Format::Yaml, &mut Interner::default()).unwrap_err();
@@ -308,7 +429,9 @@ fn strings_with_escapes_and_shared_strings() {
     let text = r#"{"apiVersion":"v1","kind":"NodeList","items":[{"metadata":{"name":"n\u0031","labels":{"a":"b\n"}}},
         {"metadata":{"name":"n2","labels":{"a":"b\n"}}}]}"#;
     let manifest = json(text).unwrap();
-    let [Object::Node(a), Object::Node(b)] = &manifest.objects[..] else { panic!() };
+    let [Object::Node(a), Object::Node(b)] = &manifest.objects[..] else {
+        panic!()
+    };
     assert_eq!(&*a.name, "n1");
     assert_eq!(&*a.labels["a"], "b\n");
     assert!(std::sync::Arc::ptr_eq(&a.labels["a"], &b.labels["a"]));
@@ -316,7 +439,8 @@ fn strings_with_escapes_and_shared_strings() {
 
 #[test]
 fn yaml_that_expands_without_end_is_refused() {
-    let mut text = String::from("apiVersion: v1\nkind: Service\nmetadata: {name: bomb}\na0: &a0 [x, x, x, x, x, x, x, x, x, x]\n");
+    let mut text =
+        String::from("apiVersion: v1\nkind: Service\nmetadata: {name: bomb}\na0: &a0 [x, x, x, x, x, x, x, x, x, x]\n");
     for i in 1..12 {
         let previous = format!("*a{}, ", i - 1).repeat(9);
         text.push_str(&format!("a{i}: &a{i} [{previous}*a{}]\n", i - 1));

@@ -39,13 +39,25 @@ pub(super) struct Converter<'i> {
 impl Converter<'_> {
     /// Namespace and name of a namespaced object.
     fn name<L, A>(&mut self, kind: &str, metadata: &Option<Metadata<'_, L, A>>) -> Result<ObjectName, Invalid> {
-        let name = metadata.as_ref().and_then(|m| m.name.as_ref()).map_or("", AsRef::as_ref);
+        let name = metadata
+            .as_ref()
+            .and_then(|m| m.name.as_ref())
+            .map_or("", AsRef::as_ref);
         if name.is_empty() {
-            return Err(invalid(&Some(kind.to_owned()), "metadata.name", "missing: every object needs a name"));
+            return Err(invalid(
+                &Some(kind.to_owned()),
+                "metadata.name",
+                "missing: every object needs a name",
+            ));
         }
-        let namespace = metadata.as_ref().and_then(|m| m.namespace.as_ref()).map_or("", AsRef::as_ref);
+        let namespace = metadata
+            .as_ref()
+            .and_then(|m| m.namespace.as_ref())
+            .map_or("", AsRef::as_ref);
         Ok(ObjectName {
-            namespace: self.interner.get(if namespace.is_empty() { "default" } else { namespace }),
+            namespace: self
+                .interner
+                .get(if namespace.is_empty() { "default" } else { namespace }),
             name: self.interner.get(name),
         })
     }
@@ -84,8 +96,14 @@ impl Converter<'_> {
         let mut ports = Vec::with_capacity(spec.ports.as_ref().map_or(0, Vec::len));
         for (i, port) in spec.ports.iter().flatten().enumerate() {
             let protocol = port.protocol.map_or(Protocol::Tcp, |p| p.0);
-            if ports.iter().any(|p: &ServicePortSpec| (p.port, p.protocol) == (port.port.0, protocol)) {
-                let message = format!("{}/{protocol} is listed twice: a port and protocol may appear once", port.port.0);
+            if ports
+                .iter()
+                .any(|p: &ServicePortSpec| (p.port, p.protocol) == (port.port.0, protocol))
+            {
+                let message = format!(
+                    "{}/{protocol} is listed twice: a port and protocol may appear once",
+                    port.port.0
+                );
                 return Err(invalid(&object, format!("spec.ports[{i}]"), message));
             }
             ports.push(ServicePortSpec {
@@ -100,7 +118,9 @@ impl Converter<'_> {
         let session_affinity = match spec.session_affinity {
             Some(AffinityWord(true)) => {
                 let config = spec.session_affinity_config.as_ref().and_then(|c| c.client_ip.as_ref());
-                let timeout_seconds = config.and_then(|c| c.timeout_seconds).unwrap_or(DEFAULT_AFFINITY_SECONDS);
+                let timeout_seconds = config
+                    .and_then(|c| c.timeout_seconds)
+                    .unwrap_or(DEFAULT_AFFINITY_SECONDS);
                 if !(1..=MAX_AFFINITY_SECONDS).contains(&timeout_seconds) {
                     let path = "spec.sessionAffinityConfig.clientIP.timeoutSeconds";
                     let message = format!("expected 1 to {MAX_AFFINITY_SECONDS} seconds, found {timeout_seconds}");
@@ -111,7 +131,12 @@ impl Converter<'_> {
             _ => SessionAffinity::None,
         };
 
-        let ingress = raw.status.iter().flat_map(|s| &s.load_balancer).flat_map(|l| &l.ingress).flatten();
+        let ingress = raw
+            .status
+            .iter()
+            .flat_map(|s| &s.load_balancer)
+            .flat_map(|l| &l.ingress)
+            .flatten();
         let load_balancer_ips = ingress
             .filter(|i| matches!(i.ip_mode.as_deref(), None | Some("VIP")))
             .filter_map(|i| i.ip.and_then(|ip| ip.0))
@@ -127,7 +152,10 @@ impl Converter<'_> {
             external_traffic_policy: self.traffic_policy(&spec.external_traffic_policy),
             external_ips: spec.external_ips.iter().flatten().filter_map(|ip| ip.0).collect(),
             load_balancer_ips,
-            traffic_distribution: spec.traffic_distribution.as_ref().map(|t| self.interner.get(t.as_ref())),
+            traffic_distribution: spec
+                .traffic_distribution
+                .as_ref()
+                .map(|t| self.interner.get(t.as_ref())),
             labels: metadata.map(|m| self.map(&m.labels)).unwrap_or_default(),
             annotations: metadata.map(|m| self.map(&m.annotations)).unwrap_or_default(),
             name,
@@ -146,7 +174,9 @@ impl Converter<'_> {
             return Ok(None);
         };
         let metadata = raw.metadata.as_ref();
-        let service = metadata.and_then(|m| m.labels.as_ref()).and_then(|l| l.get(SERVICE_NAME_LABEL));
+        let service = metadata
+            .and_then(|m| m.labels.as_ref())
+            .and_then(|l| l.get(SERVICE_NAME_LABEL));
         let Some(service) = service.filter(|s| !s.is_empty()) else {
             self.ignored.slices_without_service += 1;
             return Ok(None);
@@ -155,7 +185,9 @@ impl Converter<'_> {
             namespace: name.namespace.clone(),
             name: self.interner.get(service),
         };
-        let trigger = metadata.and_then(|m| m.annotations.as_ref()).and_then(|a| a.get(TRIGGER_TIME_ANNOTATION));
+        let trigger = metadata
+            .and_then(|m| m.annotations.as_ref())
+            .and_then(|a| a.get(TRIGGER_TIME_ANNOTATION));
         let trigger_time_us = trigger.map_or(Ok(0), parse_time_us).unwrap_or_else(|_| {
             self.ignored.bad_trigger_times += 1;
             0
@@ -222,7 +254,11 @@ impl Converter<'_> {
             node,
             zone,
             hints,
-            target_uid: raw.target_ref.as_ref().and_then(|t| t.uid.as_ref()).map_or(0, |u| parse_uuid(u.as_ref())),
+            target_uid: raw
+                .target_ref
+                .as_ref()
+                .and_then(|t| t.uid.as_ref())
+                .map_or(0, |u| parse_uuid(u.as_ref())),
         }
     }
 }

@@ -107,9 +107,13 @@ pub(super) struct ServiceAnnotations;
 
 impl Wanted for ServiceAnnotations {
     fn wanted(key: &str) -> bool {
-        ["nodeward.io/", "service.kubernetes.io/", "traffic-policy.network.alpha.openshift.io/"]
-            .iter()
-            .any(|prefix| key.starts_with(prefix))
+        [
+            "nodeward.io/",
+            "service.kubernetes.io/",
+            "traffic-policy.network.alpha.openshift.io/",
+        ]
+        .iter()
+        .any(|prefix| key.starts_with(prefix))
     }
 }
 

@@ -25,7 +25,10 @@ pub(super) fn json(text: &str, manifest: &mut Manifest, interner: &mut Interner)
         let mut out = collector(document, manifest, interner, &mut seen);
         let first = {
             let mut de = serde_json::Deserializer::from_str(part);
-            let seed = ObjectSeed { kind: &kind, out: &mut out };
+            let seed = ObjectSeed {
+                kind: &kind,
+                out: &mut out,
+            };
             seed.deserialize(&mut de)
         };
         if let Err(error) = first {
@@ -36,9 +39,15 @@ pub(super) fn json(text: &str, manifest: &mut Manifest, interner: &mut Interner)
             let mut again = HashMap::new();
             let mut de = serde_json::Deserializer::from_str(part);
             let mut out = collector(document, &mut scratch, interner, &mut again);
-            let seed = ObjectSeed { kind: &kind, out: &mut out };
+            let seed = ObjectSeed {
+                kind: &kind,
+                out: &mut out,
+            };
             let _ = seed.deserialize(serde_path_to_error::Deserializer::new(&mut de, &mut track));
-            return Err(located(json_error(document, before, track.path().to_string(), &error), invalid));
+            return Err(located(
+                json_error(document, before, track.path().to_string(), &error),
+                invalid,
+            ));
         }
     }
 }
@@ -53,11 +62,16 @@ pub(super) fn yaml(text: &str, manifest: &mut Manifest, interner: &mut Interner)
         }
         document += 1;
         let before = lines_before(text, start);
-        let kind: Kind = serde_saphyr::with_deserializer_from_str_with_options(part, options(), |de| Kind::deserialize(de))
-            .map_err(|e| yaml_error(document, before, String::new(), &e))?;
+        let kind: Kind =
+            serde_saphyr::with_deserializer_from_str_with_options(part, options(), |de| Kind::deserialize(de))
+                .map_err(|e| yaml_error(document, before, String::new(), &e))?;
         let mut out = collector(document, manifest, interner, &mut seen);
         let first = serde_saphyr::with_deserializer_from_str_with_options(part, options(), |de| {
-            ObjectSeed { kind: &kind, out: &mut out }.deserialize(de)
+            ObjectSeed {
+                kind: &kind,
+                out: &mut out,
+            }
+            .deserialize(de)
         });
         if let Err(error) = first {
             let invalid = out.invalid.take();
@@ -66,10 +80,16 @@ pub(super) fn yaml(text: &str, manifest: &mut Manifest, interner: &mut Interner)
             let mut again = HashMap::new();
             let mut out = collector(document, &mut scratch, interner, &mut again);
             let _ = serde_saphyr::with_deserializer_from_str_with_options(part, options(), |de| {
-                let seed = ObjectSeed { kind: &kind, out: &mut out };
+                let seed = ObjectSeed {
+                    kind: &kind,
+                    out: &mut out,
+                };
                 seed.deserialize(serde_path_to_error::Deserializer::new(de, &mut track))
             });
-            return Err(located(yaml_error(document, before, track.path().to_string(), &error), invalid));
+            return Err(located(
+                yaml_error(document, before, track.path().to_string(), &error),
+                invalid,
+            ));
         }
     }
     Ok(())
@@ -110,7 +130,11 @@ fn located(mut error: ManifestError, invalid: Option<super::Invalid>) -> Manifes
 }
 
 fn join(prefix: &str, path: &str) -> String {
-    if prefix.is_empty() { path.to_owned() } else { format!("{prefix}.{path}") }
+    if prefix.is_empty() {
+        path.to_owned()
+    } else {
+        format!("{prefix}.{path}")
+    }
 }
 
 /// `serde_path_to_error` prints the root as `.` and unknown steps as `?`.
@@ -120,7 +144,9 @@ fn tidy(path: String) -> String {
 
 fn json_error(document: usize, before: u64, path: String, error: &serde_json::Error) -> ManifestError {
     let message = error.to_string();
-    let message = message.rsplit_once(" at line ").map_or(message.as_str(), |(head, _)| head);
+    let message = message
+        .rsplit_once(" at line ")
+        .map_or(message.as_str(), |(head, _)| head);
     ManifestError {
         document,
         line: (error.line() > 0).then(|| before + error.line() as u64),
@@ -198,7 +224,10 @@ mod tests {
     fn documents_are_cut_at_markers_only() {
         let parts = |text| documents(text).into_iter().map(|(_, p)| p).collect::<Vec<_>>();
         assert_eq!(parts("a: 1\n---\nb: 2\n"), ["a: 1\n", "---\nb: 2\n"]);
-        assert_eq!(parts("---\na: 1\n--- # next\nb: ---\n"), ["---\na: 1\n", "--- # next\nb: ---\n"]);
+        assert_eq!(
+            parts("---\na: 1\n--- # next\nb: ---\n"),
+            ["---\na: 1\n", "--- # next\nb: ---\n"]
+        );
         assert_eq!(parts("a: |\n  ---\n  text\n"), ["a: |\n  ---\n  text\n"]);
         assert_eq!(parts("%YAML 1.2\n---\na: 1\n"), ["%YAML 1.2\n---\na: 1\n"]);
         assert_eq!(parts("a: 1\n...\nb: 2"), ["a: 1\n", "b: 2"]);
