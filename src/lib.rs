@@ -7,7 +7,11 @@
 //! traits or plain ids; `engine` and `net` know nothing of Services; only `worker` knows both sides.
 
 pub mod config;
+#[cfg(feature = "dataplane")]
+pub mod engine;
 pub mod model;
+#[cfg(feature = "dataplane")]
+pub mod net;
 pub mod source;
 pub mod store;
 pub mod table;

@@ -1,3 +1,7 @@
 //! The `nodeward` binary: parses the command line and dispatches.
 
-fn main() {}
+mod cli;
+
+fn main() -> std::process::ExitCode {
+    cli::main()
+}

@@ -4,6 +4,7 @@
 //! Nothing here locks or allocates on a data thread.
 
 mod counters;
+pub mod log;
 
 pub use counters::{
     Counter, DropReason, MAX_RANKS, Registry, ServicePortCounters, ServicePortSnapshot, WorkerCounters,
