@@ -22,3 +22,5 @@ pub mod table;
 pub mod telemetry;
 pub mod topology;
 pub mod view;
+#[cfg(feature = "dataplane")]
+pub mod worker;
