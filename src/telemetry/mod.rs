@@ -5,6 +5,8 @@
 
 mod counters;
 pub mod log;
+#[cfg(feature = "dataplane")]
+pub mod metrics;
 
 pub use counters::{
     Counter, DropReason, MAX_RANKS, Registry, ServicePortCounters, ServicePortSnapshot, WorkerCounters,
