@@ -7,15 +7,14 @@ mod client;
 mod limit;
 mod server;
 mod socket;
-mod status;
 
 pub use client::{Answer, ClientError, get};
 pub use server::{bind_tcp, serve};
-pub use socket::{AdminSocket, CURRENT};
-pub use status::{EngineStatus, RedirectStatus, ServicePortStatus, ServiceState, SourceStatus, Status};
+pub use socket::{AdminSocket, CURRENT, own_sockets};
 
 use crate::telemetry::Registry;
 use crate::telemetry::metrics::ControlMetrics;
+use crate::telemetry::status::Status;
 use serde::{Deserialize, Serialize};
 use std::io;
 use std::net::SocketAddr;

@@ -13,7 +13,8 @@ pub const CURRENT: &str = "current.sock";
 /// Owner and group may talk to the agent.
 const MODE: u32 = 0o660;
 
-/// A bound admin socket, `<runDir>/<instance>-<pid>.sock`. Dropping it removes the file, and the link where it still leads
+/// A bound admin socket, `<runDir>/<instance>-<pid>.<pid namespace>.sock`: every container has a process 1, and the folder
+/// is shared by all that run on a node. Dropping it removes the file, and the link where it still leads
 /// here.
 #[derive(Debug)]
 pub struct AdminSocket {
@@ -28,7 +29,7 @@ impl AdminSocket {
     /// [`AdminError::InUse`] where a process answers on it, [`AdminError::Path`] for everything else.
     pub fn bind(run_dir: &Path, instance: &str) -> Result<Self, AdminError> {
         fs::create_dir_all(run_dir).map_err(|e| failed(run_dir, "make the folder", e))?;
-        let name = format!("{instance}-{}.sock", std::process::id());
+        let name = format!("{instance}-{}{}", std::process::id(), suffix());
         let path = run_dir.join(&name);
         refuse_live(&path)?;
         // Bound under another name and renamed: nobody can connect before the mode is right.
@@ -89,6 +90,27 @@ impl Drop for AdminSocket {
         }
         let _ = fs::remove_file(&self.path);
     }
+}
+
+/// The sockets of processes in our own pid namespace: in a pod, the pod's own agent.
+pub fn own_sockets(run_dir: &Path) -> Vec<PathBuf> {
+    let suffix = suffix();
+    let entries = fs::read_dir(run_dir).into_iter().flatten().flatten();
+    let own = |e: &fs::DirEntry| {
+        e.file_name()
+            .to_str()
+            .is_some_and(|n| !n.starts_with('.') && n.ends_with(&suffix))
+    };
+    let mut sockets: Vec<_> = entries.filter(own).map(|e| e.path()).collect();
+    sockets.sort();
+    sockets
+}
+
+/// `.<pid namespace>.sock`; the namespace's number is 0 where /proc does not tell it.
+fn suffix() -> String {
+    let link = fs::read_link("/proc/self/ns/pid").unwrap_or_default();
+    let number: String = link.to_string_lossy().chars().filter(char::is_ascii_digit).collect();
+    format!(".{}.sock", if number.is_empty() { "0" } else { &number })
 }
 
 /// A socket nobody listens on is stale; one that takes connections, or might, belongs to somebody.

@@ -3,6 +3,7 @@
 use super::*;
 use crate::model::{IpFamily, ObjectName, Protocol, ServicePortKey};
 use crate::telemetry::DropReason;
+use crate::telemetry::status::{EngineStatus, ServicePortStatus, ServiceState};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::Arc;
@@ -270,7 +271,8 @@ fn socket_mode_link_and_clean_up() {
     let socket = AdminSocket::bind(&run, "a").unwrap();
     let mode = std::fs::metadata(socket.path()).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o660);
-    assert_eq!(socket.path(), run.join(format!("a-{}.sock", std::process::id())));
+    let name = socket.path().file_name().unwrap().to_str().unwrap().to_owned();
+    assert!(name.starts_with(&format!("a-{}.", std::process::id())), "{name}");
     socket.make_current().unwrap();
     let other = AdminSocket::bind(&run, "b").unwrap();
     other.make_current().unwrap();
@@ -282,9 +284,19 @@ fn socket_mode_link_and_clean_up() {
 }
 
 #[test]
+fn own_sockets_are_those_of_this_pid_namespace() {
+    let dir = tempfile::tempdir().unwrap();
+    assert!(own_sockets(dir.path()).is_empty());
+    let socket = AdminSocket::bind(dir.path(), "a").unwrap();
+    socket.make_current().unwrap();
+    std::fs::write(dir.path().join("a-1.99.sock"), "").unwrap();
+    assert_eq!(own_sockets(dir.path()), [socket.path().to_owned()]);
+}
+
+#[test]
 fn stale_socket_is_replaced_and_a_live_one_refused() {
     let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join(format!("a-{}.sock", std::process::id()));
+    let path = AdminSocket::bind(dir.path(), "a").unwrap().path().to_owned();
     // A listener that closes leaves its file behind: that is what a killed process leaves.
     drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
     assert!(path.exists());

@@ -4,6 +4,10 @@
 //! error. Nothing here decides anything about traffic.
 
 mod config;
+mod dump;
+mod live;
+mod probe;
+mod status;
 mod version;
 
 use clap::{Parser, Subcommand, ValueEnum};
@@ -25,6 +29,9 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    Status(status::Args),
+    Dump(dump::Args),
+    Probe(probe::Args),
     Config(config::Args),
     Version(version::Args),
 }
@@ -109,6 +116,9 @@ pub fn main() -> ExitCode {
         }
     };
     let result = match cli.command {
+        Command::Status(args) => status::run(&args),
+        Command::Dump(args) => dump::run(&args),
+        Command::Probe(args) => probe::run(&args),
         Command::Config(args) => config::run(&args),
         Command::Version(args) => version::run(&args),
     };

@@ -3,8 +3,8 @@
 //! Names start with `nodeward_`, carry their unit, and have labels from bounded sets alone: service ports taken, rank
 //! words, drop reasons, worker numbers.
 
+use super::status::{ServiceState, Status};
 use super::{DropReason, Registry, ServicePortSnapshot, WorkerCounters};
-use crate::admin::Status;
 use crate::model::{IpFamily, ServicePortKey};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::encode as encode_text;
@@ -296,7 +296,7 @@ impl Scrape {
         let rows = s.services.iter().map(|p| {
             let (namespace, service) = p.service.split_once('/').unwrap_or(("", &p.service));
             let labels = labels(namespace, service, &p.port, &p.protocol, &p.family);
-            let intercepting = p.state == crate::admin::ServiceState::Intercepting;
+            let intercepting = p.state == ServiceState::Intercepting;
             (labels, u64::from(intercepting))
         });
         write_rows(encoder, "intercepting", help, true, rows)?;
