@@ -13,6 +13,8 @@ pub mod cli;
 pub mod config;
 #[cfg(feature = "dataplane")]
 pub mod engine;
+#[cfg(feature = "dataplane")]
+pub mod flow;
 pub mod model;
 #[cfg(feature = "dataplane")]
 pub mod net;

@@ -5,8 +5,12 @@
 
 mod config;
 mod dump;
+mod endpoints;
+mod explain;
 mod live;
 mod probe;
+mod render;
+mod services;
 mod status;
 mod version;
 

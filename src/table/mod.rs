@@ -80,7 +80,7 @@ impl ServicePortEntry {
             }
             let count = run.iter().filter(|e| usable(e)).count();
             if count > 0 {
-                let nth = (u128::from(random.rotate_left(32)) * count as u128 >> 64) as usize;
+                let nth = ((u128::from(random.rotate_left(32)) * count as u128) >> 64) as usize;
                 if let Some(endpoint) = run.iter().filter(|e| usable(e)).nth(nth) {
                     return Some(Picked {
                         endpoint: *endpoint,

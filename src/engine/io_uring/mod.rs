@@ -331,10 +331,12 @@ impl Uring {
                 };
                 handler.datagram(&mut outbox, token, datagram);
             }
-        } else if result < 0 && result != -libc::ENOBUFS && result != -libc::ECANCELED {
-            if let Some(fd) = self.slots[index as usize].fd.as_ref() {
-                handler.socket_error(&mut outbox, token, fd.as_fd(), -result);
-            }
+        } else if result < 0
+            && result != -libc::ENOBUFS
+            && result != -libc::ECANCELED
+            && let Some(fd) = self.slots[index as usize].fd.as_ref()
+        {
+            handler.socket_error(&mut outbox, token, fd.as_fd(), -result);
         }
         self.after_receive(index, result)
     }
