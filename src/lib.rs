@@ -6,8 +6,12 @@
 //! Arrows between rooms: `model` ← `topology` ← `view` ← `table`; `flow` knows `table` and `health` only through small
 //! traits or plain ids; `engine` and `net` know nothing of Services; only `worker` knows both sides.
 
+#[cfg(feature = "dataplane")]
+pub mod cli;
 pub mod config;
 pub mod model;
+#[cfg(feature = "dataplane")]
+pub mod redirect;
 pub mod source;
 pub mod store;
 pub mod table;
