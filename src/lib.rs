@@ -18,6 +18,8 @@ pub mod flow;
 pub mod model;
 #[cfg(feature = "dataplane")]
 pub mod net;
+#[cfg(feature = "dataplane")]
+pub mod redirect;
 pub mod source;
 pub mod store;
 pub mod table;
