@@ -2,7 +2,7 @@
 
 use super::render::records;
 use super::{CliResult, Output};
-use nodeward::view::{EndpointRow, text};
+use crate::view::{EndpointRow, text};
 use std::io::Write;
 
 /// Prints the rows. A Service without endpoints gives an empty list; that the Service exists is for the caller to check

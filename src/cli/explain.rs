@@ -1,11 +1,11 @@
 //! `nodeward explain`: each endpoint's rank, conditions, hints, and the reason it is in or out.
 //!
-//! The explanations come from [`nodeward::view::explain_views`], here from files, in a live agent from its own state.
+//! The explanations come from [`crate::view::explain_views`], here from files, in a live agent from its own state.
 
 use super::render::{not_found, records};
 use super::{CliResult, Output};
-use nodeward::topology::ServiceRef;
-use nodeward::view::{Explanation, text};
+use crate::topology::ServiceRef;
+use crate::view::{Explanation, text};
 use std::io::Write;
 
 /// Prints the explanations of the service ports that `request` named.

@@ -4,14 +4,14 @@
 //! error. Nothing here decides anything about traffic.
 
 mod config;
-#[expect(dead_code, reason = "not yet reachable from the command line")]
+mod dump;
 mod endpoints;
-#[expect(dead_code, reason = "not yet reachable from the command line")]
 mod explain;
-#[expect(dead_code, reason = "not yet reachable from the command line")]
+mod live;
+mod probe;
 mod render;
-#[expect(dead_code, reason = "not yet reachable from the command line")]
 mod services;
+mod status;
 mod version;
 
 use clap::{Parser, Subcommand, ValueEnum};
@@ -33,6 +33,9 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    Status(status::Args),
+    Dump(dump::Args),
+    Probe(probe::Args),
     Config(config::Args),
     Version(version::Args),
 }
@@ -117,6 +120,9 @@ pub fn main() -> ExitCode {
         }
     };
     let result = match cli.command {
+        Command::Status(args) => status::run(&args),
+        Command::Dump(args) => dump::run(&args),
+        Command::Probe(args) => probe::run(&args),
         Command::Config(args) => config::run(&args),
         Command::Version(args) => version::run(&args),
     };

@@ -2,8 +2,8 @@
 
 use super::render::{not_found, records};
 use super::{CliResult, Output};
-use nodeward::topology::ServiceRef;
-use nodeward::view::{ServiceRow, text};
+use crate::topology::ServiceRef;
+use crate::view::{ServiceRow, text};
 use std::io::Write;
 
 /// Prints the rows. Without a request an empty list is an answer, with one it is an error.

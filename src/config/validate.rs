@@ -369,10 +369,10 @@ impl Checker<'_> {
                 }),
             }),
             run_dir: self.value("admin.runDir", a.run_dir.as_ref(), d.run_dir, |s| {
-                // A Unix socket's path has room for 107 bytes; the file name needs up to 33.
-                match Path::new(s).is_absolute() && s.len() <= 70 {
+                // A Unix socket's path has room for 107 bytes; the file's name needs up to 46.
+                match Path::new(s).is_absolute() && s.len() <= 60 {
                     true => Ok(PathBuf::from(s)),
-                    false => Err(format!("`{s}` must be an absolute path of at most 70 bytes")),
+                    false => Err(format!("`{s}` must be an absolute path of at most 60 bytes")),
                 }
             }),
         }
