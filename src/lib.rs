@@ -15,6 +15,8 @@ pub mod config;
 pub mod engine;
 #[cfg(feature = "dataplane")]
 pub mod flow;
+#[cfg(feature = "dataplane")]
+pub mod health;
 pub mod model;
 #[cfg(feature = "dataplane")]
 pub mod net;
@@ -26,3 +28,5 @@ pub mod table;
 pub mod telemetry;
 pub mod topology;
 pub mod view;
+#[cfg(feature = "dataplane")]
+pub mod worker;

@@ -83,9 +83,14 @@ pub enum Count {
     Dropped(DropReason),
 }
 
-/// Identifies one sending of one query; comes back if the send fails. Fits into 50 bits.
+/// Identifies one sending of one query; comes back if the send fails. Fits into [`SendTag::BITS`] bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SendTag(pub u64);
+
+impl SendTag {
+    /// How many bits a tag takes.
+    pub const BITS: u32 = 41;
+}
 
 /// What the core needs from outside. `service` is the number its caller gave the service port.
 pub trait Shell {

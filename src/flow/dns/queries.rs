@@ -12,7 +12,7 @@ use std::net::SocketAddr;
 const NONE: u32 = u32::MAX;
 /// Endpoints one query remembers having tried; a query that needs more is given up.
 pub const MAX_TRIED: usize = 8;
-const GENERATION_MASK: u32 = 0x00ff_ffff;
+const GENERATION_MASK: u32 = 0xffff;
 
 /// Which attempt of which query.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -258,7 +258,7 @@ impl Queries {
         Some(query)
     }
 
-    /// A number for one attempt that changes when the slot is used again.
+    /// A number of 41 bits for one attempt that changes when the slot is used again.
     pub fn tag(&self, at: AttemptRef) -> u64 {
         let generation = self.generations.get(at.slot as usize).copied().unwrap_or(0);
         u64::from(generation) << 25 | u64::from(at.pack() & 0x01ff_ffff)
