@@ -20,6 +20,7 @@
 //! Runs as root, or without root inside `unshare --user --map-root-user --net --mount COMMAND`; see [`Lab::require`].
 //! Nothing here is meant for production use, and nothing here knows how Nodeward works inside.
 
+mod agent;
 mod clients;
 mod dns;
 mod dnswire;
@@ -36,6 +37,7 @@ mod process;
 mod procfs;
 mod wait;
 
+pub use agent::{Agent, AgentOptions};
 pub use clients::{DigAnswer, DnsperfResult, dig, dnsperf, dnsperf_result, getent};
 pub use dns::{DnsServer, DnsServerKind};
 pub use dnswire::{DnsReply, QType, parse_reply, query};

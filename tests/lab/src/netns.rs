@@ -186,6 +186,11 @@ impl NetNs {
         self.inner.shut_down()
     }
 
+    /// Kills and reaps every process and stops every server that the laboratory started inside; the namespace stays.
+    pub fn end_processes(&self) {
+        self.inner.end_processes();
+    }
+
     pub(crate) fn register(&self, server: Weak<dyn Stop>) {
         lock(&self.inner.servers).push(server);
     }
@@ -201,11 +206,7 @@ impl NetNs {
 }
 
 impl Inner {
-    fn shut_down(&self) -> Vec<String> {
-        // The thread holds the namespace until the end: its inode number cannot be reused before.
-        let Some(thread) = lock(&self.thread).take() else {
-            return Vec::new();
-        };
+    fn end_processes(&self) {
         let processes: Vec<_> = lock(&self.processes).drain(..).collect();
         processes
             .iter()
@@ -213,6 +214,14 @@ impl Inner {
             .for_each(|p| p.kill_and_reap());
         let servers: Vec<_> = lock(&self.servers).drain(..).collect();
         servers.iter().filter_map(Weak::upgrade).for_each(|s| s.stop());
+    }
+
+    fn shut_down(&self) -> Vec<String> {
+        // The thread holds the namespace until the end: its inode number cannot be reused before.
+        let Some(thread) = lock(&self.thread).take() else {
+            return Vec::new();
+        };
+        self.end_processes();
         let strays = procfs::end_all_in(self.inode);
         drop(lock(&self.jobs).take());
         if thread.thread().id() != std::thread::current().id() {

@@ -292,8 +292,10 @@ impl Node {
     /// Removes a pod: its processes are killed, its link and routes are gone when this returns.
     pub fn remove_pod(&self, name: &str) -> Result<()> {
         let pod = self.pod(name)?;
-        pod.netns().shut_down();
+        // The link first: the kernel would remove it with the namespace, but later.
+        pod.netns().end_processes();
         self.netns().ip_batch(&format!("link del {}\n", pod.inner.link))?;
+        pod.netns().shut_down();
         lock(&self.inner.pods).0.retain(|p| p.name() != name);
         Ok(())
     }
