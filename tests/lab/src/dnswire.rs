@@ -33,7 +33,7 @@ pub struct DnsReply {
     pub rcode: u8,
     /// Addresses of the answer section.
     pub addresses: Vec<IpAddr>,
-    /// Strings of TXT records of the answer section.
+    /// Strings of TXT records of the answer section, in order.
     pub texts: Vec<String>,
 }
 
@@ -51,6 +51,56 @@ pub fn query(id: u16, name: &str, qtype: QType) -> Vec<u8> {
     wire.extend(qtype.number().to_be_bytes());
     wire.extend([0, 1]);
     wire
+}
+
+/// A query of exactly `size` bytes: filled up by the padding option of EDNS (RFC 7830) with a pattern of printable bytes.
+/// As short as it can be if `size` is too small for that.
+pub fn padded_query(id: u16, name: &str, qtype: QType, size: usize) -> Vec<u8> {
+    let mut wire = query(id, name, qtype);
+    let Some(padding) = size
+        .checked_sub(wire.len() + OPT_OVERHEAD)
+        .and_then(|p| u16::try_from(p).ok())
+    else {
+        return wire;
+    };
+    wire[11] = 1;
+    // Root name, OPT, 65,535 bytes of UDP payload accepted, no flags, length; option 12 and its length.
+    wire.extend([0, 0, 41, 0xff, 0xff, 0, 0, 0, 0]);
+    wire.extend((padding + 4).to_be_bytes());
+    wire.extend([0, 12]);
+    wire.extend(padding.to_be_bytes());
+    wire.extend(pattern(usize::from(padding)));
+    wire
+}
+
+/// A pattern in which a lost or repeated fragment shows: 23 does not divide any fragment's size.
+fn pattern(size: usize) -> impl Iterator<Item = u8> {
+    (0..size).map(|i| b'a' + (i % 23) as u8)
+}
+
+const OPT_OVERHEAD: usize = 15;
+
+/// A reply to `request` with one TXT record: `tag`, then the bytes after the request's question in strings of at most 255
+/// bytes. `None` if the request is no query with one question.
+pub fn echo_reply(request: &[u8], tag: &str) -> Option<Vec<u8>> {
+    if request.len() < 12 || request[2] & 0x80 != 0 || request[4..6] != [0, 1] {
+        return None;
+    }
+    let question_end = skip_name(request, 12)? + 4;
+    let (question, rest) = request.split_at_checked(question_end)?;
+    let mut data = Vec::with_capacity(rest.len() + rest.len() / 255 + tag.len() + 2);
+    for string in std::iter::once(tag.as_bytes()).chain(rest.chunks(255)) {
+        data.push(string.len().min(255) as u8);
+        data.extend(&string[..string.len().min(255)]);
+    }
+    let length = u16::try_from(data.len()).ok()?;
+    let mut reply = question.to_vec();
+    reply[2] |= 0x84;
+    reply[6..12].copy_from_slice(&[0, 1, 0, 0, 0, 0]);
+    reply.extend([0xc0, 12, 0, 16, 0, 1, 0, 0, 0, 0]);
+    reply.extend(length.to_be_bytes());
+    reply.extend(data);
+    Some(reply)
 }
 
 /// Reads a reply; `None` if it is cut short or malformed.
@@ -83,8 +133,12 @@ pub fn parse_reply(wire: &[u8]) -> Option<DnsReply> {
                 .addresses
                 .push(Ipv6Addr::from(<[u8; 16]>::try_from(data).ok()?).into()),
             (16, 1..) => {
-                let text = data.get(1..1 + usize::from(data[0]))?;
-                reply.texts.push(String::from_utf8_lossy(text).into_owned());
+                let mut rest = data;
+                while let Some((length, strings)) = rest.split_first() {
+                    let (text, after) = strings.split_at_checked(usize::from(*length))?;
+                    reply.texts.push(String::from_utf8_lossy(text).into_owned());
+                    rest = after;
+                }
             }
             _ => {}
         }
@@ -114,6 +168,24 @@ mod tests {
             wire,
             b"\x12\x34\x01\x00\x00\x01\x00\x00\x00\x00\x00\x00\x01a\x03lab\x00\x00\x01\x00\x01"
         );
+    }
+
+    #[test]
+    fn padded_queries_have_their_size_and_come_back_whole() {
+        for size in [44, 300, 4096, 8932, 65_000] {
+            let wire = padded_query(9, "whoami.lab", QType::Txt, size);
+            assert_eq!(wire.len(), size);
+            let reply = parse_reply(&echo_reply(&wire, "tag").unwrap()).unwrap();
+            assert_eq!((reply.id, reply.texts[0].as_str()), (9, "tag"));
+            let back: Vec<u8> = reply.texts[1..].concat().into_bytes();
+            let sent = String::from_utf8_lossy(&wire[query(9, "whoami.lab", QType::Txt).len()..]).into_owned();
+            assert_eq!(String::from_utf8(back).unwrap(), sent);
+        }
+        assert_eq!(
+            padded_query(9, "whoami.lab", QType::Txt, 5),
+            query(9, "whoami.lab", QType::Txt)
+        );
+        assert_eq!(echo_reply(&[0; 30], "tag"), None);
     }
 
     #[test]

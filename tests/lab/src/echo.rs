@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use crate::dnswire::echo_reply;
 use crate::netns::{Stop, lock};
 use crate::node::Host;
 use crate::{Error, Result};
@@ -19,13 +20,15 @@ pub enum EchoMode {
     Answer,
     /// Answers the request as it is; a request of 65,507 bytes fits back.
     Echo,
+    /// Answers a DNS query with the tag and what followed the question, see [`crate::echo_reply`]; ignores anything else.
+    Dns,
     /// Answers like [`EchoMode::Answer`] after a delay. Requests queue behind each other.
     Delay(Duration),
     /// Answers `TAG|` filled up to exactly this many bytes, at most 65,507.
     Size(usize),
     /// Receives and stays silent.
     Silent,
-    /// UDP: answers from another port.
+    /// UDP: answers from another port, a DNS query like [`EchoMode::Dns`], anything else like [`EchoMode::Answer`].
     WrongSource,
 }
 
@@ -163,8 +166,9 @@ impl Shared {
         let tagged = || [self.tag.as_bytes(), b"|", request].concat();
         match mode {
             EchoMode::Answer => Some((tagged(), false)),
-            EchoMode::WrongSource => Some((tagged(), true)),
+            EchoMode::WrongSource => Some((echo_reply(request, &self.tag).unwrap_or_else(tagged), true)),
             EchoMode::Echo => Some((request.to_vec(), false)),
+            EchoMode::Dns => Some((echo_reply(request, &self.tag)?, false)),
             EchoMode::Delay(time) => {
                 std::thread::sleep(time);
                 Some((tagged(), false))

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 /// What can go wrong in the laboratory.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 pub enum Error {
     /// The process may not create network namespaces.
     #[error(
@@ -65,5 +65,12 @@ impl Error {
     /// An error in words.
     pub fn other(text: impl Into<String>) -> Error {
         Error::Other(text.into())
+    }
+}
+
+/// The message: what a failed `unwrap` in a test should show.
+impl std::fmt::Debug for Error {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{self}")
     }
 }

@@ -40,7 +40,7 @@ mod wait;
 pub use agent::{Agent, AgentOptions};
 pub use clients::{DigAnswer, DnsperfResult, dig, dnsperf, dnsperf_result, getent};
 pub use dns::{DnsServer, DnsServerKind};
-pub use dnswire::{DnsReply, QType, parse_reply, query};
+pub use dnswire::{DnsReply, QType, echo_reply, padded_query, parse_reply, query};
 pub use echo::{EchoMode, EchoServer, Seen};
 pub use error::{Error, Result};
 pub use exchange::{Received, exchange_on, udp_exchange};

@@ -229,6 +229,21 @@ impl Process {
         &self.running.line
     }
 
+    /// Ids of its living children and their children.
+    pub fn descendants(&self) -> Vec<i32> {
+        crate::procfs::descendants(self.pid())
+    }
+
+    /// Kills it and all its descendants at once, then waits for its own end.
+    pub fn kill_with_descendants(&self) -> Result<()> {
+        let descendants = self.descendants();
+        self.signal(Signal::SIGKILL)?;
+        for pid in descendants {
+            let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
+        }
+        self.wait(Duration::from_secs(5)).map(|_| ())
+    }
+
     /// Whether it still runs (a stopped process does).
     pub fn is_running(&self) -> bool {
         self.running.poll().is_ok_and(|s| s.is_none())

@@ -48,6 +48,12 @@ fn pids_in(inode: u64) -> Vec<i32> {
         .collect()
 }
 
+/// Living descendants of a process.
+pub(crate) fn descendants(ancestor: i32) -> Vec<i32> {
+    let below = |pid: &i32| std::iter::successors(parent_of(*pid), |p| parent_of(*p)).any(|p| p == ancestor);
+    numbers_in("/proc").into_iter().filter(below).collect()
+}
+
 fn command_of(pid: i32) -> String {
     let bytes = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     String::from_utf8_lossy(&bytes).replace('\0', " ").trim().to_string()
