@@ -256,10 +256,10 @@ rows! {
     t12_bridge_nf_1_rp_filter_1_mark_1: Setting { rp_filter: 1, src_valid_mark: true, ..BRIDGE }, |b| b.check("ND");
     exclusive: Setting { dnat: false, ..ROUTED }, |b| b.check("ND");
     exclusive_on_bridge: Setting { dnat: false, ..BRIDGE }, |b| b.check("ND");
-    terminated: ROUTED, terminated;
-    no_endpoint_left: ROUTED, no_endpoint_left;
-    wrong_source: ROUTED, wrong_source;
-    routing_rules_removed: ROUTED, routing_rules_removed;
+    terminated: ROUTED, end_on_sigterm;
+    no_endpoint_left: ROUTED, release_and_retake;
+    wrong_source: ROUTED, answer_from_elsewhere;
+    routing_rules_removed: ROUTED, lose_routing_rules;
 }
 
 /// T8: `nft flush ruleset` takes the stand-in, not our table; nobody else may write to it.
@@ -310,7 +310,7 @@ fn killed(bench: &Bench, with_children: bool) {
 }
 
 /// SIGTERM without a successor: kube-proxy takes new traffic, the process ends by itself, nothing is left, no rule either.
-fn terminated(bench: &Bench) {
+fn end_on_sigterm(bench: &Bench) {
     let end = bench.agent.process().stop(Duration::from_secs(15)).unwrap();
     assert!(end.success(), "{end:?}");
     bench.check("KP");
@@ -319,7 +319,7 @@ fn terminated(bench: &Bench) {
 }
 
 /// A service whose last endpoint goes is released to kube-proxy, and taken again.
-fn no_endpoint_left(bench: &Bench) {
+fn release_and_retake(bench: &Bench) {
     bench
         .manifests
         .set_endpoint(KEY, &bench.endpoint, EndpointState::Gone)
@@ -343,7 +343,7 @@ fn no_endpoint_left(bench: &Bench) {
 }
 
 /// Answers from any other address than the endpoint asked never reach the client.
-fn wrong_source(bench: &Bench) {
+fn answer_from_elsewhere(bench: &Bench) {
     bench.nd.iter().for_each(|s| s.set_mode(EchoMode::WrongSource));
     let before: u64 = bench.nd.iter().map(EchoServer::count).sum();
     for (host, vip) in bench.all() {
@@ -354,7 +354,7 @@ fn wrong_source(bench: &Bench) {
 }
 
 /// Rules and routes that somebody removes are back within a second.
-fn routing_rules_removed(bench: &Bench) {
+fn lose_routing_rules(bench: &Bench) {
     let ns = bench.n1().netns();
     for family in ["-4", "-6"] {
         let rules = ns.check(Cmd::new("ip").args([family, "rule", "list"])).unwrap().stdout;
