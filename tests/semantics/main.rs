@@ -15,3 +15,4 @@ mod rows_support;
 mod settings;
 mod strict;
 mod support;
+mod vectors;
