@@ -1,1 +1,4 @@
 //! One file per subcommand.
+
+pub mod check;
+pub mod cleanup;
