@@ -93,7 +93,7 @@ pub(super) struct Control {
     failing: Arc<FailingEndpoints>,
     clock: Clock,
     marks: Marks,
-    admin: AdminSocket,
+    admin: Arc<AdminSocket>,
     stop_admin: tokio::sync::oneshot::Sender<()>,
 }
 
@@ -141,11 +141,20 @@ impl Control {
         let status = report::initial(&config, &node, &path, &workers);
         let agent = Arc::new(Agent::new(node.clone(), registry, config.topology.clone(), status));
         let (stop_admin, stopped) = tokio::sync::oneshot::channel::<()>();
-        admin::serve(agent.clone(), &admin, tcp, async move {
-            // The sender going away means stop as well.
-            let _ = stopped.await;
-        })
-        .await?;
+        let admin = Arc::new(admin);
+        let serving = {
+            let (agent, admin) = (agent.clone(), admin.clone());
+            async move {
+                let stop = async move {
+                    // The sender going away means stop as well.
+                    let _ = stopped.await;
+                };
+                if let Err(error) = admin::serve(agent, &admin, tcp, stop).await {
+                    tracing::error!("{error}; health, metrics and questions are not answered");
+                }
+            }
+        };
+        tokio::spawn(serving);
         admin.make_current()?;
         if let Some(started) = workers.first().map(Handle::started) {
             tracing::info!(node = %node, workers = workers.len(), engine = %started.engine, "started");
