@@ -12,6 +12,8 @@ pub mod admin;
 pub mod cli;
 pub mod config;
 #[cfg(feature = "dataplane")]
+pub mod control;
+#[cfg(feature = "dataplane")]
 pub mod engine;
 #[cfg(feature = "dataplane")]
 pub mod flow;

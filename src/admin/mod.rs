@@ -4,11 +4,14 @@
 //! on a thread of their own, so that the control thread is never held up.
 
 mod client;
+mod dump;
 mod limit;
+mod query;
 mod server;
 mod socket;
 
 pub use client::{Answer, ClientError, get};
+pub use query::State;
 pub use server::{bind_tcp, serve};
 pub use socket::{AdminSocket, CURRENT, own_sockets};
 

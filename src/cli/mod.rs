@@ -7,6 +7,7 @@ mod config;
 mod dump;
 mod endpoints;
 mod explain;
+mod from;
 mod live;
 mod probe;
 mod render;
@@ -33,6 +34,9 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    Explain(explain::Args),
+    Services(services::Args),
+    Endpoints(endpoints::Args),
     Status(status::Args),
     Dump(dump::Args),
     Probe(probe::Args),
@@ -120,6 +124,9 @@ pub fn main() -> ExitCode {
         }
     };
     let result = match cli.command {
+        Command::Explain(args) => explain::run(&args),
+        Command::Services(args) => services::run(&args),
+        Command::Endpoints(args) => endpoints::run(&args),
         Command::Status(args) => status::run(&args),
         Command::Dump(args) => dump::run(&args),
         Command::Probe(args) => probe::run(&args),

@@ -238,11 +238,10 @@ impl Checker<'_> {
             let source_address = self.word(&format!("{key}.sourceAddress"), source_address, SOURCE_ADDRESSES);
             let Some(service) = service else { continue };
             if let Some(line) = seen.insert(service.clone(), at.line()) {
-                let what = show_ref(&service);
                 self.problem(
                     at,
                     &key,
-                    format!("`{what}` is ruled in line {line} already; put both rules into one"),
+                    format!("`{service}` is ruled in line {line} already; put both rules into one"),
                 );
             }
             let is_empty = rule.policy.is_none()

@@ -293,10 +293,14 @@ async fn explain(failure: Failure, config: &RedirectConfig) -> RedirectError {
             instance: config.instance.clone(),
         },
         Failure::NoNft(message) => RedirectError::NoNft(message),
-        Failure::Refused(message) => RedirectError::Refused {
-            message,
-            advice: String::new(),
-        },
+        Failure::Refused(message) => {
+            let missing = super::verdict::missing_features(config).await;
+            let advice = missing
+                .iter()
+                .map(|(name, needs, _)| format!("; missing: {name}, needs {needs}"))
+                .collect();
+            RedirectError::Refused { message, advice }
+        }
         Failure::Routing(message) => RedirectError::Routing(message),
         Failure::NoFamily(message) => RedirectError::NoFamily(message),
         Failure::Other(message) => RedirectError::Holder(io::Error::other(message)),

@@ -314,15 +314,8 @@ async fn remove_routing(routing: &Routing, plan: Plan, nft: &str) -> Result<(), 
 
 /// Whether a live instance uses these rules or this routing table, by its table's comment. Instances whose comment cannot
 /// be read count as users: an inert rule is harmless, a missing one is not.
-pub(super) async fn plan_in_use(plan: Plan, nft: &str) -> Result<bool, String> {
+async fn plan_in_use(plan: Plan, nft: &str) -> Result<bool, String> {
     let tables = our_tables(nft).await?;
-    Ok(tables.iter().filter(|t| t.owned).any(|t| {
-        let words: Vec<&str> = t.comment.split(' ').collect();
-        match words.as_slice() {
-            ["marks", _, "table", table, "rules", rules, ..] => {
-                *table == plan.table.to_string() || *rules == plan.priority.to_string()
-            }
-            _ => true,
-        }
-    }))
+    let mut live = tables.iter().filter(|t| t.owned);
+    Ok(live.any(|t| Plan::from_comment(&t.comment).is_none_or(|other| other.overlaps(plan))))
 }

@@ -18,6 +18,7 @@
 //!                                              └─ rtnetlink: rules and routes, put back when removed
 //! ```
 
+mod cleanup;
 mod client;
 mod config;
 pub mod holder;
@@ -26,7 +27,9 @@ mod protocol;
 mod routing;
 pub mod ruleset;
 mod sets;
+pub mod verdict;
 
+pub use cleanup::{Cleaned, CleanupError, cleanup};
 pub use client::{Redirect, RedirectCounters, RedirectError, RedirectEvent};
 pub use config::{MAX_SET_ELEMENTS, Marks, RedirectConfig, RedirectConfigError};
 pub use sets::{Desired, Element, ElementError};

@@ -51,6 +51,27 @@ impl Plan {
             priority: config.rule_priority,
         }
     }
+
+    /// The plan of a live instance, from its table's comment (`ruleset::comment`).
+    pub(super) fn from_comment(comment: &str) -> Option<Self> {
+        let words: Vec<&str> = comment.split(' ').collect();
+        let ["marks", mask, "table", table, "rules", priority, ..] = words.as_slice() else {
+            return None;
+        };
+        let config = RedirectConfig {
+            mark_field: u32::from_str_radix(mask.strip_prefix("0x")?, 16).ok()?,
+            routing_table: table.parse().ok()?,
+            rule_priority: priority.parse().ok()?,
+            ..RedirectConfig::default()
+        };
+        config.validate().ok()?;
+        Some(Self::of(&config))
+    }
+
+    /// Whether another plan needs one of our rules or our route.
+    pub(super) fn overlaps(self, other: Self) -> bool {
+        self.table == other.table || self.priority.abs_diff(other.priority) < 3
+    }
 }
 
 /// One rule or route, for messages.
@@ -151,24 +172,83 @@ impl Routing {
 
     /// All routing rules of a family.
     pub(super) async fn rules(&self, family: IpFamily) -> Result<Vec<Rule>, String> {
+        Ok(self
+            .rule_messages(family)
+            .await?
+            .iter()
+            .map(|m| Rule::read(m, family))
+            .collect())
+    }
+
+    async fn rule_messages(&self, family: IpFamily) -> Result<Vec<RuleMessage>, String> {
         let version = match family {
             IpFamily::V4 => IpVersion::V4,
             IpFamily::V6 => IpVersion::V6,
         };
         let messages: Result<Vec<RuleMessage>, _> = self.handle.rule().get(version).execute().try_collect().await;
-        let messages = messages.map_err(|e| format!("cannot list {family} routing rules: {e}"))?;
-        Ok(messages.iter().map(|m| Rule::read(m, family)).collect())
+        messages.map_err(|e| format!("cannot list {family} routing rules: {e}"))
+    }
+
+    /// Removes every rule and route with our protocol number that no plan of a live instance needs. Returns what was
+    /// removed and what was kept.
+    pub(super) async fn remove_leftovers(&self, live: &[Plan]) -> Result<(Vec<Item>, Vec<Item>), String> {
+        let (mut removed, mut kept) = (Vec::new(), Vec::new());
+        for family in [IpFamily::V4, IpFamily::V6] {
+            if family == IpFamily::V6 && !Path::new("/proc/net/if_inet6").exists() {
+                continue;
+            }
+            for message in self.rule_messages(family).await? {
+                let rule = Rule::read(&message, family);
+                if !rule.ours() {
+                    continue;
+                }
+                let item = Item::Rule(family, rule.priority);
+                if live
+                    .iter()
+                    .any(|p| (p.priority..=p.priority + 2).contains(&rule.priority))
+                {
+                    kept.push(item);
+                } else {
+                    record(
+                        item,
+                        self.handle.rule().del(message).execute().await,
+                        ENOENT,
+                        &mut removed,
+                    )?;
+                }
+            }
+            for (message, table) in self.our_routes(family).await? {
+                let item = Item::Route(family, table);
+                if live.iter().any(|p| p.table == table) {
+                    kept.push(item);
+                } else {
+                    record(
+                        item,
+                        self.handle.route().del(message).execute().await,
+                        ESRCH,
+                        &mut removed,
+                    )?;
+                }
+            }
+        }
+        Ok((removed, kept))
+    }
+
+    async fn our_routes(&self, family: IpFamily) -> Result<Vec<(RouteMessage, u32)>, String> {
+        let mut filter = empty_route(family);
+        filter.header.table = 0;
+        filter.header.protocol = RouteProtocol::Other(PROTOCOL);
+        let routes: Result<Vec<RouteMessage>, _> = self.handle.route().get(filter).execute().try_collect().await;
+        let routes = routes.map_err(|e| format!("cannot list {family} routes: {e}"))?;
+        let ours = routes
+            .into_iter()
+            .filter(|r| r.header.protocol == RouteProtocol::Other(PROTOCOL));
+        Ok(ours.map(|r| (r.clone(), table_of(&r))).collect())
     }
 
     /// Routes of a table that are not our local default route, in words.
     pub(super) async fn foreign_routes(&self, plan: Plan, family: IpFamily) -> Result<Vec<String>, String> {
-        let mut filter = match family {
-            IpFamily::V4 => RouteMessageBuilder::<Ipv4Addr>::new().build(),
-            IpFamily::V6 => RouteMessageBuilder::<Ipv6Addr>::new().build(),
-        };
-        filter.header.protocol = RouteProtocol::Unspec;
-        filter.header.scope = RouteScope::Universe;
-        filter.header.kind = RouteType::Unspec;
+        let mut filter = empty_route(family);
         set_table(&mut filter, plan.table);
         let routes: Result<Vec<RouteMessage>, _> = self.handle.route().get(filter).execute().try_collect().await;
         let routes = match routes {
@@ -177,12 +257,8 @@ impl Routing {
             other => other.map_err(|e| format!("cannot list {family} routes of table {}: {e}", plan.table))?,
         };
         let foreign = routes.iter().filter(|r| {
-            let table = r.attributes.iter().find_map(|a| match a {
-                RouteAttribute::Table(t) => Some(*t),
-                _ => None,
-            });
             let ours = r.header.kind == RouteType::Local && r.header.destination_prefix_length == 0;
-            table.unwrap_or(u32::from(r.header.table)) == plan.table && !ours
+            table_of(r) == plan.table && !ours
         });
         Ok(foreign
             .map(|r| {
@@ -209,6 +285,26 @@ impl Routing {
         message.attributes.push(RouteAttribute::Oif(self.lo));
         message
     }
+}
+
+/// A route message that asks for nothing in particular: a filter for listings.
+fn empty_route(family: IpFamily) -> RouteMessage {
+    let mut message = match family {
+        IpFamily::V4 => RouteMessageBuilder::<Ipv4Addr>::new().build(),
+        IpFamily::V6 => RouteMessageBuilder::<Ipv6Addr>::new().build(),
+    };
+    message.header.protocol = RouteProtocol::Unspec;
+    message.header.scope = RouteScope::Universe;
+    message.header.kind = RouteType::Unspec;
+    message
+}
+
+fn table_of(message: &RouteMessage) -> u32 {
+    let attribute = message.attributes.iter().find_map(|a| match a {
+        RouteAttribute::Table(t) => Some(*t),
+        _ => None,
+    });
+    attribute.unwrap_or(u32::from(message.header.table))
 }
 
 fn set_table(message: &mut RouteMessage, table: u32) {
@@ -267,7 +363,6 @@ pub(super) struct Rule {
     pub mark: u32,
     pub mask: u32,
     pub table: u32,
-    pub goto: Option<u32>,
     pub protocol: u8,
 }
 
@@ -279,7 +374,6 @@ impl Rule {
             mark: 0,
             mask: 0,
             table: u32::from(message.header.table),
-            goto: None,
             protocol: 0,
         };
         for attribute in &message.attributes {
@@ -288,7 +382,6 @@ impl Rule {
                 RuleAttribute::FwMark(v) => rule.mark = *v,
                 RuleAttribute::FwMask(v) => rule.mask = *v,
                 RuleAttribute::Table(v) => rule.table = *v,
-                RuleAttribute::Goto(v) => rule.goto = Some(*v),
                 RuleAttribute::Protocol(v) => rule.protocol = u8::from(*v),
                 _ => {}
             }
@@ -300,41 +393,6 @@ impl Rule {
     pub(super) fn ours(&self) -> bool {
         self.protocol == PROTOCOL
     }
-}
-
-/// Plans of all instances that left rules here, read from the rules themselves.
-pub(super) fn plans_of(rules: &[Rule]) -> Vec<Plan> {
-    let mut plans: Vec<Plan> = Vec::new();
-    for rule in rules.iter().filter(|r| r.ours() && r.mask.count_ones() == 3) {
-        let unit = 1u32 << (rule.mask.trailing_zeros() & 31);
-        // P or H and a jump or not tell which of the three it is, even if the others are gone.
-        let offset = match (rule.goto.is_some(), rule.mark == unit) {
-            (true, _) => 0,
-            (false, true) => 1,
-            (false, false) => 2,
-        };
-        let Some(priority) = rule.priority.checked_sub(offset) else {
-            continue;
-        };
-        let plan = Plan {
-            mask: rule.mask,
-            deliver: unit,
-            host_client: unit.wrapping_mul(2),
-            table: rule.table,
-            priority,
-        };
-        match plans
-            .iter_mut()
-            .find(|p| p.priority == plan.priority && p.mask == plan.mask)
-        {
-            // The jump rule names no table.
-            Some(known) if known.table == 0 => known.table = plan.table,
-            Some(_) => {}
-            None => plans.push(plan),
-        }
-    }
-    plans.retain(|p| p.table != 0);
-    plans
 }
 
 /// A socket that hears of every change of rules and routes in this namespace.
@@ -381,5 +439,32 @@ pub(super) fn ipv6_unavailable() -> Option<&'static str> {
         Ok(text) if text.trim() == "0" => None,
         Ok(_) => Some("net.ipv6.conf.lo.disable_ipv6 is 1"),
         Err(_) => Some("net.ipv6 settings cannot be read"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_plan_survives_the_comment() {
+        let config = RedirectConfig {
+            mark_field: 0x0700_0000,
+            routing_table: 7000,
+            rule_priority: 500,
+            ..RedirectConfig::default()
+        };
+        assert_eq!(
+            Plan::from_comment(&super::super::ruleset::comment(&config)),
+            Some(Plan::of(&config))
+        );
+        for bad in [
+            "",
+            "something else",
+            "marks 0x3800 table 100 rules many",
+            "marks 3800 table 1 rules 2",
+        ] {
+            assert_eq!(Plan::from_comment(bad), None, "{bad}");
+        }
     }
 }

@@ -261,8 +261,9 @@ impl<'a> Words<'a> {
         match (self.view.settings.policy.0, rank) {
             (Policy::Cluster, _) => "ready; Cluster takes all alike".to_owned(),
             (_, Some(Rank::NODE)) => "ready, on this node".to_owned(),
-            (_, Some(rank)) if rank != cluster => format!("ready, same {}; none is nearer", self.node.rank_name(rank)),
-            _ => "ready; none is nearer".to_owned(),
+            (_, Some(rank)) if rank != cluster => format!("ready, same {}", self.node.rank_name(rank)),
+            (Policy::PreferLocal, _) => "ready; none on this node is".to_owned(),
+            _ => "ready; none nearer is".to_owned(),
         }
     }
 

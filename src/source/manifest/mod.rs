@@ -112,6 +112,22 @@ pub struct Ignored {
     pub bad_trigger_times: u64,
 }
 
+impl Ignored {
+    /// Adds the counts of another manifest.
+    pub fn add(&mut self, other: &Self) {
+        for (kind, count) in &other.kinds {
+            *self.kinds.entry(kind.clone()).or_default() += count;
+        }
+        self.fqdn_slices += other.fqdn_slices;
+        self.slices_without_service += other.slices_without_service;
+        self.endpoints_without_address += other.endpoints_without_address;
+        self.endpoints_of_other_family += other.endpoints_of_other_family;
+        self.slice_ports += other.slice_ports;
+        self.unknown_traffic_policies += other.unknown_traffic_policies;
+        self.bad_trigger_times += other.bad_trigger_times;
+    }
+}
+
 /// What a manifest holds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Manifest {
