@@ -4,14 +4,16 @@
 //! error. Nothing here decides anything about traffic.
 
 mod config;
-#[expect(dead_code, reason = "not yet reachable from the command line")]
+mod dump;
 mod endpoints;
-#[expect(dead_code, reason = "not yet reachable from the command line")]
 mod explain;
-#[expect(dead_code, reason = "not yet reachable from the command line")]
+mod from;
+mod live;
+mod probe;
 mod render;
-#[expect(dead_code, reason = "not yet reachable from the command line")]
+mod run;
 mod services;
+mod status;
 mod version;
 
 use clap::{Parser, Subcommand, ValueEnum};
@@ -33,6 +35,13 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    Run(run::Args),
+    Explain(explain::Args),
+    Services(services::Args),
+    Endpoints(endpoints::Args),
+    Status(status::Args),
+    Dump(dump::Args),
+    Probe(probe::Args),
     Config(config::Args),
     Version(version::Args),
 }
@@ -117,6 +126,13 @@ pub fn main() -> ExitCode {
         }
     };
     let result = match cli.command {
+        Command::Run(args) => run::run(&args),
+        Command::Explain(args) => explain::run(&args),
+        Command::Services(args) => services::run(&args),
+        Command::Endpoints(args) => endpoints::run(&args),
+        Command::Status(args) => status::run(&args),
+        Command::Dump(args) => dump::run(&args),
+        Command::Probe(args) => probe::run(&args),
         Command::Config(args) => config::run(&args),
         Command::Version(args) => version::run(&args),
     };

@@ -38,11 +38,3 @@ pub fn records<T: Serialize>(
         _ => Ok(true),
     }
 }
-
-/// The error for a request that names no service port this node has a view of.
-pub fn not_found(request: &nodeward::topology::ServiceRef) -> CliError {
-    CliError::usage(format!(
-        "{request}: no such service port; the Service must exist, have a ClusterIP and be neither headless nor \
-         ExternalName, and the port must be one of its TCP or UDP ports, by name or number (`nodeward services` lists all)"
-    ))
-}

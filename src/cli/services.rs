@@ -1,21 +1,26 @@
 //! `nodeward services`: every service port with its policy, interpretation, rank in use and endpoint counts.
 
-use super::render::{not_found, records};
-use super::{CliResult, Output};
-use nodeward::topology::ServiceRef;
-use nodeward::view::{ServiceRow, text};
-use std::io::Write;
+use super::CliResult;
+use super::from::From;
+use super::render::records;
+use crate::admin::Question;
+use crate::view::text;
 
-/// Prints the rows. Without a request an empty list is an answer, with one it is an error.
-pub fn run(
-    request: Option<&ServiceRef>,
-    rows: &[ServiceRow],
-    output: Output,
-    colour: bool,
-    out: &mut impl Write,
-) -> CliResult {
-    match request {
-        Some(request) if rows.is_empty() => Err(not_found(request)),
-        _ => records(rows, output, |r| text::services(r, colour), out),
-    }
+/// List the service ports with policy, interpretation, rank in use and endpoint counts.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:\n  nodeward services\n  nodeward services --from manifests/ --node worker-1")]
+pub struct Args {
+    /// Only this Service, or one of its ports.
+    #[arg(value_name = "NAMESPACE/NAME[:PORT]")]
+    service: Option<String>,
+    #[command(flatten)]
+    from: From,
+}
+
+pub fn run(args: &Args) -> CliResult {
+    let rows = args
+        .from
+        .records(Question::Services, args.service.as_deref(), None, |s, q| s.services(q))?;
+    args.from
+        .print(|output, colour, out| records(&rows, output, |r| text::services(r, colour), out))
 }
