@@ -78,8 +78,8 @@ const NEVER: &[(&[&str], &[&str])] = &[
             "Instant::now",
         ],
     ),
-    (&["engine", "net"], &["tokio", "axum"]),
-    (&["worker"], &["tokio", "axum"]),
+    // Data threads never touch tokio.
+    (&["engine", "worker"], &["tokio", "axum"]),
 ];
 
 /// Rooms where `unsafe` may stand.

@@ -303,7 +303,7 @@ fn wrong_questions_are_2_and_say_what_to_do() {
         (
             &["services", "--node", "n1"],
             &[("--from", &nothing)],
-            "nothing: cannot read",
+            "nothing: No such file",
         ),
         (
             &["services", "--node", "n1"],

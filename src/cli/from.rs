@@ -5,8 +5,8 @@ use super::render::colour;
 use super::{CliError, CliResult, Output};
 use crate::admin::{Query, QueryError, Question, State};
 use crate::config::{Config, NODE_NAME_ENV};
-use crate::model::{Interner, NodeName};
-use crate::source::manifest::{Format, parse};
+use crate::model::NodeName;
+use crate::source::file::FileSource;
 use crate::store::Store;
 use crate::topology::TopologyConfig;
 use serde::de::DeserializeOwned;
@@ -84,43 +84,22 @@ impl From {
     }
 }
 
-/// Reads a manifest, or all manifests of a folder in the order of their names, into a cluster state.
-fn load(path: &Path) -> Result<Store, CliError> {
-    let unreadable = |path: &Path, e: std::io::Error| CliError::usage(format!("{}: cannot read: {e}", path.display()));
-    let mut files = Vec::new();
-    if path.is_dir() {
-        for entry in std::fs::read_dir(path).map_err(|e| unreadable(path, e))? {
-            let file = entry.map_err(|e| unreadable(path, e))?.path();
-            let hidden = file.file_name().is_none_or(|n| n.as_encoded_bytes().starts_with(b"."));
-            if !hidden && format(&file).is_some() && file.is_file() {
-                files.push(file);
-            }
-        }
-        files.sort();
-        if files.is_empty() {
-            return Err(CliError::usage(format!(
-                "{}: no *.yaml, *.yml or *.json file here",
-                path.display()
-            )));
-        }
-    } else {
-        files.push(path.to_owned());
+/// Reads a manifest, or all manifests of a folder, into a cluster state: by the rules of `source.file`, but nothing bad is
+/// read past.
+pub fn load(path: &Path) -> Result<Store, CliError> {
+    let mut source = FileSource::open(path).map_err(CliError::usage)?;
+    let changes = source.load();
+    if !source.errors().is_empty() {
+        let errors: Vec<_> = source.errors().iter().map(ToString::to_string).collect();
+        return Err(CliError::Usage(errors.join("\n")));
     }
-    let mut interner = Interner::default();
+    if source.counts().1 == 0 {
+        return Err(CliError::usage(format!(
+            "{}: no Service, EndpointSlice or Node in it (files of a folder must end in .yaml, .yml or .json)",
+            path.display()
+        )));
+    }
     let mut store = Store::new();
-    for file in &files {
-        let bytes = std::fs::read(file).map_err(|e| unreadable(file, e))?;
-        let manifest = parse(&bytes, format(file).unwrap_or(Format::Yaml), &mut interner)
-            .map_err(|e| CliError::usage(format!("{}: {e}", file.display())))?;
-        store.apply(manifest.objects.into_iter().map(|o| o.into_change()));
-    }
+    store.apply(changes);
     Ok(store)
-}
-
-fn format(path: &Path) -> Option<Format> {
-    match path.extension()?.to_str()? {
-        "yaml" | "yml" => Some(Format::Yaml),
-        "json" => Some(Format::Json),
-        _ => None,
-    }
 }

@@ -3,6 +3,8 @@
 //! Exit codes: 0 fine, 1 failed, 2 wrong usage or input. Results go to standard output, everything else to standard
 //! error. Nothing here decides anything about traffic.
 
+pub mod check;
+pub mod cleanup;
 mod config;
 mod dump;
 mod endpoints;
@@ -36,12 +38,14 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     Run(run::Args),
+    Check(check::Args),
     Explain(explain::Args),
     Services(services::Args),
     Endpoints(endpoints::Args),
     Status(status::Args),
     Dump(dump::Args),
     Probe(probe::Args),
+    Cleanup(cleanup::Args),
     Config(config::Args),
     Version(version::Args),
 }
@@ -127,12 +131,17 @@ pub fn main() -> ExitCode {
     };
     let result = match cli.command {
         Command::Run(args) => run::run(&args),
+        Command::Check(args) => check::command(&args),
         Command::Explain(args) => explain::run(&args),
         Command::Services(args) => services::run(&args),
         Command::Endpoints(args) => endpoints::run(&args),
         Command::Status(args) => status::run(&args),
         Command::Dump(args) => dump::run(&args),
         Command::Probe(args) => probe::run(&args),
+        Command::Cleanup(args) => match cleanup::command(&args) {
+            Ok(code) => return code,
+            Err(e) => Err(e),
+        },
         Command::Config(args) => config::run(&args),
         Command::Version(args) => version::run(&args),
     };

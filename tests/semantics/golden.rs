@@ -291,3 +291,12 @@ fn colour_changes_nothing_but_colour() {
     }
     assert_eq!(plain, text::explanations(&explanations, false));
 }
+
+#[test]
+fn chosen_is_sorted_as_text_and_endpoints_by_address() {
+    let node = context("n1", "za");
+    let explanation = &seen(&service(), "j:R@n1 b:R@n1 a:R@n1", &node, &TopologyConfig::default())[0];
+    assert_eq!(explanation.chosen, ["10.0.0.10:8080", "10.0.0.1:8080", "10.0.0.2:8080"]);
+    let addresses: Vec<_> = explanation.endpoints.iter().map(|e| e.address.as_str()).collect();
+    assert_eq!(addresses, ["10.0.0.1:8080", "10.0.0.2:8080", "10.0.0.10:8080"]);
+}

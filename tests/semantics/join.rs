@@ -193,6 +193,8 @@ fn duplicates_of_different_pods_the_running_one_beats_the_ghost() {
     assert_eq!(duplicate((7, "T", 9), (8, "R", 1)), state("R"));
     assert_eq!(duplicate((7, "T", 9), (8, "U", 1)), state("U"));
     assert_eq!(duplicate((7, "U", 9), (8, "R", 1)), state("R"));
+    // Terminating weighs more than ready (publishNotReadyAddresses makes a terminating pod ready).
+    assert_eq!(duplicate((7, "P", 9), (8, "U", 1)), state("U"));
     // Without uids nothing says it is one pod, whatever the times.
     assert_eq!(duplicate((0, "T", 9), (0, "R", 1)), state("R"));
 }

@@ -241,4 +241,8 @@ fn a58_region_is_a_rank_like_any_other() {
     let text = "b:R@n2(zb) c:R@n3(zc) d:R@n4(zd)";
     assert_eq!(ranked(Policy::PreferSameNode, text, &context), "region{b} cluster{c d}");
     assert_eq!(ranked(Policy::PreferSameZone, text, &context), "region{b} cluster{c d}");
+    // Not even for two Nodes that share it.
+    let (mine, theirs) = (&nodes[3], node("n5", &[(ZONE_LABEL, "ze"), (REGION_LABEL, "")]));
+    let context = context_with_levels(&[("region", REGION_LABEL)], &[mine.clone(), theirs]);
+    assert_eq!(ranked(Policy::PreferSameNode, "e:R@n5(ze)", &context), "cluster{e}");
 }

@@ -85,7 +85,7 @@ impl KubeProxy {
         Ok(proxy)
     }
 
-    /// Replaces all services.
+    /// Replaces all services. Connections and UDP entries to former endpoints go on, see [`KubeProxy::forget`].
     pub fn set_services(&self, services: Vec<NatService>) -> Result<()> {
         let mut held = lock(&self.services);
         self.apply(&services)?;
@@ -93,8 +93,7 @@ impl KubeProxy {
         Ok(())
     }
 
-    /// Replaces the endpoints of one service port; as kube-proxy does since 1.32, UDP connection-tracking entries to
-    /// endpoints that left are deleted.
+    /// Replaces the endpoints of one service port and forgets those that left, see [`KubeProxy::forget`].
     pub fn set_endpoints(&self, vip: SocketAddr, proto: Proto, endpoints: &[SocketAddr]) -> Result<()> {
         let mut held = lock(&self.services);
         let mut services = held.clone();
@@ -104,19 +103,24 @@ impl KubeProxy {
         let old = std::mem::replace(&mut service.endpoints, endpoints.to_vec());
         self.apply(&services)?;
         *held = services;
-        if proto == Proto::Udp {
-            for gone in old.iter().filter(|e| !endpoints.contains(e)) {
-                let family = if vip.is_ipv4() { "ipv4" } else { "ipv6" };
-                let args = ["-D", "-f", family, "-p", "udp", "--orig-dst"];
-                let command = Cmd::new("conntrack")
-                    .args(args)
-                    .arg(vip.ip().to_string())
-                    .arg("--reply-src");
-                // Fails when there is no such entry.
-                self.node.exec(command.arg(gone.ip().to_string()))?;
-            }
-        }
-        Ok(())
+        let gone = old.iter().filter(|e| proto == Proto::Udp && !endpoints.contains(e));
+        gone.map(|e| e.ip()).try_for_each(|e| self.forget(vip.ip(), e))
+    }
+
+    /// Deletes UDP connection-tracking entries from a VIP to an endpoint that no longer serves, as kube-proxy does since
+    /// 1.32: a client port used again would otherwise still lead there.
+    pub fn forget(&self, vip: IpAddr, endpoint: IpAddr) -> Result<()> {
+        let family = if vip.is_ipv4() { "ipv4" } else { "ipv6" };
+        let command = Cmd::new("conntrack").args(["-D", "-f", family, "-p", "udp", "--orig-dst"]);
+        // Its exit code is 1 when there is no such entry.
+        self.node
+            .exec(
+                command
+                    .arg(vip.to_string())
+                    .arg("--reply-src")
+                    .arg(endpoint.to_string()),
+            )
+            .map(|_| ())
     }
 
     /// Removes all rules.

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use nodeward_lab::{Error, Result};
 use serde::Serialize;
 
 use crate::load::Report;
@@ -141,15 +142,46 @@ impl Account {
     }
 
     /// The final object, on one line.
-    pub fn json(&self, leftovers: usize) -> String {
-        serde_json::json!({ "phases": self.phases, "killed": self.killed, "leftovers": leftovers }).to_string()
+    pub fn json(&self, leftovers: usize) -> Result<String> {
+        let last = Final {
+            phases: &self.phases,
+            killed: self.killed,
+            leftovers,
+        };
+        serde_json::to_string(&last).map_err(|e| Error::other(format!("the final object: {e}")))
     }
 
     /// All broken promises.
-    pub fn broken(mut self, leftovers: usize) -> Vec<String> {
-        if leftovers > 0 {
-            self.broken.push(format!("{leftovers} things left behind"));
-        }
-        self.broken
+    pub fn broken(&self) -> &[String] {
+        &self.broken
+    }
+}
+
+#[derive(Serialize)]
+struct Final<'a> {
+    phases: &'a [Phase],
+    killed: Killed,
+    leftovers: usize,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_come_from_the_tags() {
+        let answered = [("n1/dns-1", 6), ("n2/dns-2", 3), ("n3/dns-3", 1), ("n1/dns-4", 2)];
+        let answered = answered.map(|(tag, n)| (tag.to_string(), n)).into();
+        let zone = |node: &str| Some(if node == "n3" { "zb" } else { "za" }.to_string());
+        let shares = Shares::measured(&answered, zone);
+        assert_eq!(
+            shares,
+            Shares {
+                node: 0.6667,
+                zone: 0.25,
+                cluster: 0.0833
+            }
+        );
+        assert_eq!(Shares::measured(&BTreeMap::new(), zone), Shares::default());
     }
 }

@@ -49,11 +49,7 @@ const VANISH: Duration = Duration::from_secs(3);
 fn main() -> ExitCode {
     let options = Options::parse();
     match run(&options) {
-        Ok(broken) if broken.is_empty() => ExitCode::SUCCESS,
-        Ok(broken) => {
-            broken.iter().for_each(|b| eprintln!("demo: broken promise: {b}"));
-            ExitCode::from(1)
-        }
+        Ok(kept) => ExitCode::from(u8::from(!kept)),
         Err(error) => {
             eprintln!("demo: {error}");
             ExitCode::from(1)
@@ -61,8 +57,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// Plays everything; returns the promises that were broken.
-fn run(options: &Options) -> Result<Vec<String>> {
+/// Plays everything; returns whether every promise was kept.
+fn run(options: &Options) -> Result<bool> {
     Lab::require()?;
     let nodeward = beside(&options.nodeward, "nodeward")?;
     let loadgen = beside(&options.loadgen, "nodeward-loadgen")?;
@@ -84,17 +80,21 @@ fn run(options: &Options) -> Result<Vec<String>> {
     phases::without_nodeward(&mut stage, &mut account)?;
     left.add(stage.lab.finish()?);
     report_leftovers(&mut account, &left);
-    if options.json {
-        println!("{}", account.json(left.count()));
+    match account.broken().len() {
+        0 => account.say("Every promise was kept."),
+        n => account.say(&format!("{n} promises were broken.")),
     }
-    Ok(account.broken(left.count()))
+    if options.json {
+        println!("{}", account.json(left.count())?);
+    }
+    Ok(account.broken().is_empty())
 }
 
 fn report_leftovers(account: &mut Account, left: &Leftovers) {
     account.say("");
     match left.count() {
         0 => account.say("Left behind: no table, set element, socket, process or namespace."),
-        _ => account.say(&format!("Left behind: {left:#?}")),
+        n => account.broke(format!("{n} things left behind: {left:#?}")),
     }
     let inert = left.inert_rules.len() + left.inert_routes.len();
     if inert > 0 {

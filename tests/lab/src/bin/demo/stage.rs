@@ -148,6 +148,8 @@ impl Stage {
             .remove(at.ok_or_else(|| Error::other(format!("no terminating pod on {node}")))?);
         member.server.stop()?;
         self.manifests.set_endpoint(KEY, &member.pod, EndpointState::Gone)?;
+        self.publish()?;
+        self.forget(&member.pod)?;
         self.lab.node(node)?.remove_pod(member.pod.name())
     }
 
@@ -158,7 +160,9 @@ impl Stage {
 
     /// The API notices that a node's pod is dead.
     pub fn notice_death(&mut self, node: &str) -> Result<()> {
-        self.set_state(node, EndpointState::NotReady)
+        self.set_state(node, EndpointState::NotReady)?;
+        let pod = self.member(node)?.pod.clone();
+        self.forget(&pod)
     }
 
     /// The kubelet starts the server again in the same pod.
@@ -213,6 +217,12 @@ impl Stage {
     fn set_state(&mut self, node: &str, state: EndpointState) -> Result<()> {
         self.member(node)?.state = state;
         self.publish()
+    }
+
+    fn forget(&self, pod: &Pod) -> Result<()> {
+        self.vips()
+            .into_iter()
+            .try_for_each(|vip| self.proxy.forget(vip, pod.ip_like(vip)))
     }
 
     /// Writes what is to both sides: the manifests, then the stand-in's rules.
