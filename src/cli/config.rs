@@ -1,7 +1,7 @@
 //! `nodeward config`: the default file, or a verdict on one.
 
 use super::{CliError, CliResult, print};
-use nodeward::config::{Config, DEFAULT_FILE};
+use crate::config::{Config, DEFAULT_FILE};
 use std::path::PathBuf;
 
 /// Print the commented default configuration, or validate a file.

@@ -4,6 +4,15 @@
 //! error. Nothing here decides anything about traffic.
 
 mod config;
+mod dump;
+mod endpoints;
+mod explain;
+mod from;
+mod live;
+mod probe;
+mod render;
+mod services;
+mod status;
 mod version;
 
 use clap::{Parser, Subcommand, ValueEnum};
@@ -25,6 +34,12 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    Explain(explain::Args),
+    Services(services::Args),
+    Endpoints(endpoints::Args),
+    Status(status::Args),
+    Dump(dump::Args),
+    Probe(probe::Args),
     Config(config::Args),
     Version(version::Args),
 }
@@ -109,6 +124,12 @@ pub fn main() -> ExitCode {
         }
     };
     let result = match cli.command {
+        Command::Explain(args) => explain::run(&args),
+        Command::Services(args) => services::run(&args),
+        Command::Endpoints(args) => endpoints::run(&args),
+        Command::Status(args) => status::run(&args),
+        Command::Dump(args) => dump::run(&args),
+        Command::Probe(args) => probe::run(&args),
         Command::Config(args) => config::run(&args),
         Command::Version(args) => version::run(&args),
     };

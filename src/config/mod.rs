@@ -14,6 +14,7 @@ mod values;
 pub use error::{ConfigError, Problem};
 pub use select::{LabelSelector, Operator, PROXY_NAME_LABEL, Requirement, Select, Selection};
 pub use units::show_duration;
+pub use values::service_ref;
 
 use crate::model::NodeName;
 use crate::topology::TopologyConfig;
@@ -189,6 +190,21 @@ impl Default for Redirect {
             pool_ports: 20000..=20255,
             route_table: 100,
             rule_priority: 98,
+        }
+    }
+}
+
+#[cfg(feature = "dataplane")]
+impl From<&Redirect> for crate::redirect::RedirectConfig {
+    fn from(r: &Redirect) -> Self {
+        Self {
+            instance: r.instance.clone(),
+            mark_field: r.mark,
+            pool_first: *r.pool_ports.start(),
+            pool_last: *r.pool_ports.end(),
+            routing_table: r.route_table,
+            rule_priority: r.rule_priority,
+            ..Self::default()
         }
     }
 }

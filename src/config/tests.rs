@@ -22,6 +22,16 @@ fn default_file_means_the_defaults() {
     assert_eq!(Config::parse("# nothing\n---\n", Path::new(FILE), None).unwrap(), c);
 }
 
+#[cfg(feature = "dataplane")]
+#[test]
+fn redirection_has_the_same_defaults_and_limits() {
+    use crate::redirect::RedirectConfig;
+    assert_eq!(RedirectConfig::from(&Redirect::default()), RedirectConfig::default());
+    let extreme =
+        parse("redirect: {instance: a-1, mark: 0xe0000000, routeTable: 4294967295, rulePriority: 32763}").unwrap();
+    RedirectConfig::from(&extreme.redirect).validate().unwrap();
+}
+
 /// Every key of the schema, as the reader itself lists them when it meets an unknown one.
 fn known_keys(section: &str) -> Vec<String> {
     let message = errors(section);

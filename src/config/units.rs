@@ -72,9 +72,9 @@ pub fn number_u32(text: &str) -> Result<u32, String> {
 /// Prints a duration so that [`duration`] reads it back.
 pub fn show_duration(d: Duration) -> String {
     let us = d.as_micros();
-    if us % 1_000_000 == 0 {
+    if us.is_multiple_of(1_000_000) {
         format!("{}s", us / 1_000_000)
-    } else if us % 1_000 == 0 {
+    } else if us.is_multiple_of(1_000) {
         format!("{}ms", us / 1_000)
     } else {
         format!("{us}us")

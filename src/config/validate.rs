@@ -238,11 +238,10 @@ impl Checker<'_> {
             let source_address = self.word(&format!("{key}.sourceAddress"), source_address, SOURCE_ADDRESSES);
             let Some(service) = service else { continue };
             if let Some(line) = seen.insert(service.clone(), at.line()) {
-                let what = show_ref(&service);
                 self.problem(
                     at,
                     &key,
-                    format!("`{what}` is ruled in line {line} already; put both rules into one"),
+                    format!("`{service}` is ruled in line {line} already; put both rules into one"),
                 );
             }
             let is_empty = rule.policy.is_none()
@@ -369,10 +368,10 @@ impl Checker<'_> {
                 }),
             }),
             run_dir: self.value("admin.runDir", a.run_dir.as_ref(), d.run_dir, |s| {
-                // A Unix socket's path has room for 107 bytes; the file name needs up to 33.
-                match Path::new(s).is_absolute() && s.len() <= 70 {
+                // A Unix socket's path has room for 107 bytes; the file's name needs up to 46.
+                match Path::new(s).is_absolute() && s.len() <= 60 {
                     true => Ok(PathBuf::from(s)),
-                    false => Err(format!("`{s}` must be an absolute path of at most 70 bytes")),
+                    false => Err(format!("`{s}` must be an absolute path of at most 60 bytes")),
                 }
             }),
         }

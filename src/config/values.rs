@@ -56,6 +56,10 @@ pub fn object_name(s: &str) -> Result<ObjectName, String> {
     }
 }
 
+/// Parses `namespace/name` or `namespace/name:port`.
+///
+/// # Errors
+/// Says what a Service or service port looks like.
 pub fn service_ref(s: &str) -> Result<ServiceRef, String> {
     let (service, port) = match s.split_once(':') {
         None => (s, None),
@@ -74,13 +78,6 @@ pub fn service_ref(s: &str) -> Result<ServiceRef, String> {
         }
     };
     object_name(service).map(|service| ServiceRef { service, port })
-}
-
-pub fn show_ref(r: &ServiceRef) -> String {
-    match &r.port {
-        Some(port) => format!("{}:{port}", r.service),
-        None => r.service.to_string(),
-    }
 }
 
 pub fn is_dns_name(s: &str) -> bool {

@@ -59,7 +59,7 @@ pub fn read(fd: BorrowedFd<'_>, payload: &mut [u8]) -> io::Result<Option<SocketE
             Err(error)
         };
     }
-    let control_bytes = &control.0[..(msg.msg_controllen as usize).min(CONTROL_LEN)];
+    let control_bytes = &control.0[..msg.msg_controllen.min(CONTROL_LEN)];
     let extended = cmsg::iter(control_bytes)
         .find(|c| {
             (c.level == libc::IPPROTO_IP && c.kind == libc::IP_RECVERR)

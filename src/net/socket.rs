@@ -36,6 +36,14 @@ pub fn upstream_udp(family_of: IpAddr, receive_buffer: usize) -> io::Result<Owne
     Ok(socket.into())
 }
 
+/// A socket on 127.0.0.1 and a port of the kernel's choice.
+pub fn loopback_udp() -> io::Result<OwnedFd> {
+    let loopback = IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
+    let socket = udp(loopback, 64 * 1024)?;
+    socket.bind(&SockAddr::from(SocketAddr::new(loopback, 0)))?;
+    Ok(socket.into())
+}
+
 fn udp(family_of: IpAddr, receive_buffer: usize) -> io::Result<Socket> {
     let domain = match family_of {
         IpAddr::V4(_) => Domain::IPV4,

@@ -5,6 +5,9 @@
 
 mod counters;
 pub mod log;
+#[cfg(feature = "dataplane")]
+pub mod metrics;
+pub mod status;
 
 pub use counters::{
     Counter, DropReason, MAX_RANKS, Registry, ServicePortCounters, ServicePortSnapshot, WorkerCounters,

@@ -119,6 +119,17 @@ pub enum Verdict {
     Drop,
 }
 
+impl Verdict {
+    /// The word of output.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Forward => "forward",
+            Self::Reject => "reject",
+            Self::Drop => "drop",
+        }
+    }
+}
+
 /// Why an endpoint is where it is. The wording for people is in `explain`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Reason {

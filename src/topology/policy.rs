@@ -233,6 +233,28 @@ pub struct TopologyConfig {
     pub rules: Vec<ServiceRule>,
 }
 
+impl TopologyConfig {
+    /// The same with one Service's interpretation fixed, over rules and annotations: for questions such as "what would
+    /// kube-proxy do?".
+    pub fn with_interpretation(&self, service: &ObjectName, interpretation: Interpretation) -> Self {
+        let mut config = self.clone();
+        for rule in config.rules.iter_mut().filter(|r| r.service.service == *service) {
+            rule.interpretation = None;
+        }
+        config.rules.push(ServiceRule {
+            service: ServiceRef {
+                service: service.clone(),
+                port: None,
+            },
+            policy: None,
+            interpretation: Some(interpretation),
+            profile: None,
+            source_address: None,
+        });
+        config
+    }
+}
+
 impl Default for TopologyConfig {
     fn default() -> Self {
         Self {

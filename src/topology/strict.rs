@@ -36,6 +36,17 @@ pub enum HintMode {
     Node,
 }
 
+impl HintMode {
+    /// The word of output.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Zone => "zone",
+            Self::Node => "node",
+        }
+    }
+}
+
 /// The traffic policies of one service port.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
@@ -139,42 +150,63 @@ pub fn categorize(endpoints: &[PortEndpoint], traffic: Traffic, node: &NodeConte
 /// Which hints are honoured: node hints where every ready endpoint has some and one names this node, else zone hints by
 /// the same rule, else none. Endpoints that are not ready have no say.
 pub fn hint_mode(endpoints: &[PortEndpoint], node: &NodeContext, node_hints: bool) -> HintMode {
-    let mut nodes = Coverage::START;
-    let mut zones = Coverage::START;
-    let mut any_ready = false;
-    for e in endpoints.iter().filter(|e| e.endpoint.conditions.ready) {
-        any_ready = true;
-        let hints = e.endpoint.hints.as_deref();
-        nodes.add(hints.map_or(&[], |h| &h.for_nodes), Some(&node.name));
-        zones.add(hints.map_or(&[], |h| &h.for_zones), node.zone());
-    }
-    match any_ready {
-        true if node_hints && nodes.holds() => HintMode::Node,
-        true if zones.holds() => HintMode::Zone,
-        _ => HintMode::None,
-    }
+    hint_coverage(endpoints, node).mode(node_hints)
 }
 
-/// Whether all ready endpoints carry a kind of hint, and one of them names our place.
-struct Coverage {
-    complete: bool,
-    names_us: bool,
+/// How far one kind of hint covers the ready endpoints.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Coverage {
+    /// Ready endpoints without such a hint; one is enough to have all of them ignored.
+    pub missing: usize,
+    /// Ready endpoints whose hint names this node, or its zone.
+    pub naming_us: usize,
 }
 
 impl Coverage {
-    const START: Self = Self {
-        complete: true,
-        names_us: false,
-    };
-
     fn add(&mut self, hints: &[Arc<str>], us: Option<&Arc<str>>) {
-        self.complete &= !hints.is_empty();
-        self.names_us |= names(hints, us);
+        self.missing += usize::from(hints.is_empty());
+        self.naming_us += usize::from(names(hints, us));
     }
 
-    fn holds(&self) -> bool {
-        self.complete && self.names_us
+    fn holds(self) -> bool {
+        self.missing == 0 && self.naming_us > 0
     }
+}
+
+/// Both kinds of hints over the ready endpoints: what decides the mode, and explains it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct HintCoverage {
+    /// Ready endpoints.
+    pub ready: usize,
+    /// `forNodes`.
+    pub node: Coverage,
+    /// `forZones`.
+    pub zone: Coverage,
+}
+
+impl HintCoverage {
+    /// The mode that follows; `node_hints` is kube-proxy's gate `PreferSameTrafficDistribution`.
+    pub fn mode(self, node_hints: bool) -> HintMode {
+        if node_hints && self.node.holds() {
+            HintMode::Node
+        } else if self.zone.holds() {
+            HintMode::Zone
+        } else {
+            HintMode::None
+        }
+    }
+}
+
+/// Counts hints of the ready endpoints.
+pub fn hint_coverage(endpoints: &[PortEndpoint], node: &NodeContext) -> HintCoverage {
+    let mut coverage = HintCoverage::default();
+    for e in endpoints.iter().filter(|e| e.endpoint.conditions.ready) {
+        let hints = e.endpoint.hints.as_deref();
+        coverage.ready += 1;
+        coverage.node.add(hints.map_or(&[], |h| &h.for_nodes), Some(&node.name));
+        coverage.zone.add(hints.map_or(&[], |h| &h.for_zones), node.zone());
+    }
+    coverage
 }
 
 fn names(hints: &[Arc<str>], us: Option<&Arc<str>>) -> bool {

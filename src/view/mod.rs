@@ -2,8 +2,16 @@
 //!
 //! Computed Service by Service, so that one changed slice costs the work of one Service. Never looks at health or time.
 
+mod explain;
 mod join;
 pub mod settings;
+mod summary;
+pub mod text;
+
+pub use explain::{
+    ExplainedEndpoint, ExplainedTier, Explanation, ExternalExplanation, Setting, explain, explain_views,
+};
+pub use summary::{EndpointRow, ServiceRow, endpoint_rows, service_rows};
 
 use crate::model::{EndpointSlice, IpFamily, Protocol, Service, ServicePortKey, SessionAffinity};
 use crate::topology::strict::{ExternalVerdict, external_verdict};

@@ -25,10 +25,14 @@ pub(super) fn settings(
     key: &ServicePortKey,
     config: &TopologyConfig,
 ) -> Settings {
+    let mut rules: Vec<&ServiceRule> = config.rules.iter().filter(|r| r.service.matches(key)).collect();
+    // A rule for the port comes before one for the Service; otherwise the configuration's order stays.
+    rules.sort_by_key(|r| r.service.port.is_none());
     let mut sources = Sources {
         service,
         key,
         config,
+        rules,
         notices: Vec::new(),
     };
     let interpretation = sources
@@ -64,26 +68,23 @@ struct Sources<'a> {
     service: &'a Service,
     key: &'a ServicePortKey,
     config: &'a TopologyConfig,
+    rules: Vec<&'a ServiceRule>,
     notices: Vec<String>,
 }
 
 impl<'a> Sources<'a> {
-    /// What the configuration says: a rule for the port before one for the Service.
+    /// What the configuration says.
     fn rule<T>(&self, field: impl Fn(&ServiceRule) -> Option<T>) -> Setting<T> {
-        let of = |port: bool| {
-            let rules = self.config.rules.iter().filter(|r| r.service.port.is_some() == port);
-            rules.filter(|r| r.service.matches(self.key)).find_map(&field)
-        };
-        of(true)
-            .or_else(|| of(false))
-            .map(|v| (v, SettingOrigin::Configuration))
+        let found = self.rules.iter().find_map(|r| field(r));
+        found.map(|v| (v, SettingOrigin::Configuration))
     }
 
     /// The part of an annotation that is meant for this port. The value is one word for all ports, or a list such as
     /// `dns=Local,metrics=Cluster` with a port's name or number before `=`; a word without `=` serves the other ports.
     fn annotation_text(&mut self, name: &str) -> Option<&'a str> {
         let text: &'a str = self.service.annotations.get(name)?;
-        let mut for_all = None;
+        // An empty value is no word any setting knows.
+        let mut for_all = text.trim().is_empty().then_some("");
         let mut for_port = None;
         for item in text.split(',').map(str::trim).filter(|i| !i.is_empty()) {
             match item.split_once('=') {
@@ -104,6 +105,10 @@ impl<'a> Sources<'a> {
 
     fn annotation<T: Copy>(&mut self, name: &str, all: &[T], word: impl Fn(T) -> &'static str) -> Setting<T> {
         let text = self.annotation_text(name)?;
+        self.known(name, text, all, word)
+    }
+
+    fn known<T: Copy>(&mut self, name: &str, text: &str, all: &[T], word: impl Fn(T) -> &'static str) -> Setting<T> {
         let known = all.iter().copied().find(|v| word(*v) == text);
         if known.is_none() {
             let words: Vec<&str> = all.iter().map(|v| word(*v)).collect();
@@ -115,15 +120,21 @@ impl<'a> Sources<'a> {
         known.map(|v| (v, SettingOrigin::Annotation))
     }
 
+    fn policy_annotation(&mut self) -> Setting<Policy> {
+        match self.annotation_text(POLICY)? {
+            "PreferClose" => {
+                self.notices.push(deprecated(&format!("annotation {POLICY}")));
+                Some((Policy::PreferSameZone, SettingOrigin::Annotation))
+            }
+            text => self.known(POLICY, text, Policy::ALL, Policy::as_str),
+        }
+    }
+
     fn ranked_policy(&mut self) -> (Policy, SettingOrigin) {
         if let Some(found) = self.rule(|r| r.policy) {
             return found;
         }
-        if self.annotation_text(POLICY) == Some("PreferClose") {
-            self.notices.push(deprecated(&format!("annotation {POLICY}")));
-            return (Policy::PreferSameZone, SettingOrigin::Annotation);
-        }
-        if let Some(found) = self.annotation(POLICY, Policy::ALL, Policy::as_str) {
+        if let Some(found) = self.policy_annotation() {
             return found;
         }
         if self.service.annotations.contains_key(LOCAL_WITH_FALLBACK) {
@@ -157,16 +168,12 @@ impl<'a> Sources<'a> {
 
     /// `strict` reads `internalTrafficPolicy` alone; what it leaves aside is noted.
     fn strict_policy(&mut self) -> (Policy, SettingOrigin) {
+        let configured = self.rule(|r| r.policy).is_some();
         let mut unread = |what: &str| {
             let why = "strict reads internalTrafficPolicy and hints only";
             self.notices.push(format!("{what} is not read: {why}"));
         };
-        if self
-            .config
-            .rules
-            .iter()
-            .any(|r| r.policy.is_some() && r.service.matches(self.key))
-        {
+        if configured {
             unread("the configured policy");
         }
         for name in [POLICY, LOCAL_WITH_FALLBACK] {

@@ -4,10 +4,11 @@ use nodeward::model::{
     Conditions, Endpoint, EndpointSlice, Hints, IpFamily, Node, ObjectName, Protocol, Service, ServicePortSpec,
     ServiceType, SessionAffinity, SlicePort, TrafficPolicy, ZONE_LABEL,
 };
+use nodeward::table::{ServicePortEntry, TierRange, Vip};
 use nodeward::topology::{Level, NodeContext, Policy, PortEndpoint, Rank, ServiceRule, TopologyConfig};
 use nodeward::view::{ServicePortView, service_views};
-use rand::SeedableRng;
 use rand::rngs::SmallRng;
+use rand::{RngExt, SeedableRng};
 use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
@@ -248,4 +249,52 @@ pub fn chosen(view: &ServicePortView) -> String {
 
 pub fn chosen_rank(view: &ServicePortView) -> Option<Rank> {
     view.decision.tiers.first().map(|t| t.rank)
+}
+
+/// A view laid out for picking, as the table lays it out.
+pub fn entry(view: &ServicePortView) -> ServicePortEntry {
+    let mut endpoints = Vec::new();
+    let mut ranges = Vec::new();
+    for (i, tier) in view.decision.tiers.iter().enumerate() {
+        let start = endpoints.len() as u32;
+        let members = view.endpoints.iter().zip(&view.decision.placements);
+        endpoints.extend(members.filter(|(_, p)| p.tier == Some(i as u8)).map(|(e, _)| e.address));
+        ranges.push(TierRange {
+            rank: tier.rank,
+            terminating: tier.terminating,
+            range: start..endpoints.len() as u32,
+        });
+    }
+    ServicePortEntry {
+        key: Arc::new(view.key.clone()),
+        vip: Vip {
+            address: view.vip,
+            protocol: view.key.protocol,
+        },
+        profile: view.settings.profile.0,
+        source_address: view.settings.source_address.0,
+        affinity: view.affinity,
+        verdict: view.decision.verdict,
+        generation: 1,
+        tiers: ranges.into(),
+        endpoints: endpoints.into(),
+    }
+}
+
+/// Picks `n` times with everything usable: how often each letter came, and each rank's word.
+pub fn picks(view: &ServicePortView, node: &NodeContext, n: usize, rng: &mut SmallRng) -> Picks {
+    let entry = entry(view);
+    let mut picks = Picks::default();
+    for _ in 0..n {
+        let picked = entry.pick(rng.random(), |_| true).expect("something to pick");
+        *picks.by_letter.entry(letter(picked.endpoint.ip())).or_default() += 1;
+        *picks.by_rank.entry(node.rank_name(picked.rank).to_owned()).or_default() += 1;
+    }
+    picks
+}
+
+#[derive(Debug, Default)]
+pub struct Picks {
+    pub by_letter: BTreeMap<char, usize>,
+    pub by_rank: BTreeMap<String, usize>,
 }

@@ -1,8 +1,8 @@
 //! The io_uring engine: one ring per worker, multishot receives into a provided-buffer ring, sends as SQEs, one
 //! `io_uring_enter` per turn.
 //!
-//! A turn: enter (submits what the last turn queued and waits) → give buffers of the last batch back → copy up to
-//! [`BATCH`] completions → dispatch. Sends are `MSG_DONTWAIT`, so the kernel carries them out while it consumes the SQE
+//! A turn: [`Uring::wait`] (enter: submits what the last turn queued and waits; then buffers of the last batch go back) →
+//! [`Uring::dispatch`] (copies up to [`BATCH`] completions, then handles them). Sends are `MSG_DONTWAIT`, so the kernel carries them out while it consumes the SQE
 //! (io_uring/net.c: a request with `REQ_F_NOWAIT` is never parked) and posts a completion only for failures; when enter
 //! returns, their memory is free again. Nothing in a turn allocates.
 
@@ -22,7 +22,7 @@ use io_uring::types::{CancelBuilder, Fd, RecvMsgOut, SubmitArgs, Timespec};
 use io_uring::{EnterFlags, IoUring, cqueue, opcode, squeue};
 use sends::SendQueue;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 /// Completions handled per turn.
 pub const BATCH: usize = 256;
@@ -229,8 +229,8 @@ impl Uring {
         self.core.push(entry)
     }
 
-    /// One turn: waits until something happens or `wait` is over, then handles up to [`BATCH`] completions.
-    pub fn turn(&mut self, wait: Wait, handler: &mut impl Handler) -> io::Result<()> {
+    /// Submits everything queued and waits until something happens or `wait` is over.
+    pub fn wait(&mut self, wait: Wait) -> io::Result<()> {
         if !self.starved.is_empty() {
             // Sockets wait for buffers: what the last turn queued leaves first, so that its buffers are free now and not
             // only after the wait.
@@ -243,6 +243,11 @@ impl Uring {
         }
         self.core.enter(wait)?;
         self.return_buffers();
+        Ok(())
+    }
+
+    /// Handles up to [`BATCH`] completions.
+    pub fn dispatch(&mut self, handler: &mut impl Handler) -> io::Result<()> {
         if self.core.ring.submission().cq_overflow() {
             self.stats.cq_overflow += 1;
         }
@@ -250,10 +255,15 @@ impl Uring {
         batch.clear();
         batch.extend(self.core.ring.completion().take(BATCH));
         for entry in &batch {
-            self.dispatch(entry, handler)?;
+            self.complete(entry, handler)?;
         }
         self.batch = batch;
         Ok(())
+    }
+
+    /// The descriptor of a socket it holds.
+    pub fn fd(&self, key: SocketKey) -> Option<BorrowedFd<'_>> {
+        self.slots.get(key.0 as usize)?.fd.as_ref().map(AsFd::as_fd)
     }
 
     fn return_buffers(&mut self) {
@@ -275,7 +285,7 @@ impl Uring {
         }
     }
 
-    fn dispatch(&mut self, entry: &cqueue::Entry, handler: &mut impl Handler) -> io::Result<()> {
+    fn complete(&mut self, entry: &cqueue::Entry, handler: &mut impl Handler) -> io::Result<()> {
         let user_data = entry.user_data();
         match user_data >> OP_SHIFT {
             OP_RECV => self.received(entry, handler),
@@ -331,10 +341,12 @@ impl Uring {
                 };
                 handler.datagram(&mut outbox, token, datagram);
             }
-        } else if result < 0 && result != -libc::ENOBUFS && result != -libc::ECANCELED {
-            if let Some(fd) = self.slots[index as usize].fd.as_ref() {
-                handler.socket_error(&mut outbox, token, fd.as_fd(), -result);
-            }
+        } else if result < 0
+            && result != -libc::ENOBUFS
+            && result != -libc::ECANCELED
+            && let Some(fd) = self.slots[index as usize].fd.as_ref()
+        {
+            handler.socket_error(&mut outbox, token, fd.as_fd(), -result);
         }
         self.after_receive(index, result)
     }

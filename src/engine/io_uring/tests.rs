@@ -46,6 +46,11 @@ impl Handler for Echo {
     }
 }
 
+fn turn(engine: &mut Uring, wait: Wait, echo: &mut Echo) {
+    engine.wait(wait).unwrap();
+    engine.dispatch(echo).unwrap();
+}
+
 /// A socket whose receive buffer holds a test's whole traffic.
 fn roomy() -> UdpSocket {
     upstream_udp([127, 0, 0, 1].into(), 4 << 20).unwrap().into()
@@ -93,12 +98,10 @@ impl Rig {
                 self.echo.received,
                 self.engine.stats()
             );
-            self.engine
-                .turn(Some(Duration::from_millis(20)), &mut self.echo)
-                .unwrap();
+            turn(&mut self.engine, Some(Duration::from_millis(20)), &mut self.echo);
         }
         // What the last turn queued leaves with the next enter.
-        self.engine.turn(Some(Duration::ZERO), &mut self.echo).unwrap();
+        turn(&mut self.engine, Some(Duration::ZERO), &mut self.echo);
     }
 }
 
@@ -210,9 +213,9 @@ fn completion_queue_pressure_loses_nothing() {
     }
     let deadline = Instant::now() + Duration::from_secs(5);
     while echo.received.len() < 320 && Instant::now() < deadline {
-        engine.turn(Some(Duration::from_millis(20)), &mut echo).unwrap();
+        turn(&mut engine, Some(Duration::from_millis(20)), &mut echo);
     }
-    engine.turn(Some(Duration::ZERO), &mut echo).unwrap();
+    turn(&mut engine, Some(Duration::ZERO), &mut echo);
     assert_eq!(echo.received.len(), 320);
     assert!(
         engine.stats().cq_overflow > 0,
@@ -228,13 +231,13 @@ fn completion_queue_pressure_loses_nothing() {
 #[test]
 fn a_removed_socket_is_closed_and_its_slot_reused() {
     let mut rig = Rig::new(small());
-    rig.engine.turn(Some(Duration::ZERO), &mut rig.echo).unwrap();
+    turn(&mut rig.engine, Some(Duration::ZERO), &mut rig.echo);
     let key = rig.echo.keys[0];
     rig.engine.remove_socket(key).unwrap();
     let deadline = Instant::now() + Duration::from_secs(5);
     while rig.engine.sockets() > 0 {
         assert!(Instant::now() < deadline, "the socket was never closed");
-        rig.engine.turn(Some(Duration::from_millis(5)), &mut rig.echo).unwrap();
+        turn(&mut rig.engine, Some(Duration::from_millis(5)), &mut rig.echo);
     }
     // The port is free again, so the kernel has really closed it.
     UdpSocket::bind(("0.0.0.0", rig.addr.port())).unwrap();
@@ -283,7 +286,7 @@ fn a_wake_from_another_thread_ends_the_wait_every_time() {
 fn a_wait_ends_in_time() {
     let mut rig = Rig::new(small());
     let before = Instant::now();
-    rig.engine.turn(Some(Duration::from_millis(30)), &mut rig.echo).unwrap();
+    turn(&mut rig.engine, Some(Duration::from_millis(30)), &mut rig.echo);
     assert!(before.elapsed() >= Duration::from_millis(29));
 }
 
@@ -304,7 +307,7 @@ fn more_sends_than_the_queue_holds_all_leave() {
     for _ in 0..6 {
         rig.engine.outbox().send(key, &to, &big, 0);
     }
-    rig.engine.turn(Some(Duration::ZERO), &mut rig.echo).unwrap();
+    turn(&mut rig.engine, Some(Duration::ZERO), &mut rig.echo);
     let mut buffer = vec![0; 65_536];
     for i in 0..100u32 {
         let n = sink.recv(&mut buffer).unwrap();

@@ -1,0 +1,470 @@
+//! The constant routing rules and the one local route per family, over rtnetlink.
+//!
+//! ```text
+//! ip rule add pref B   fwmark P/MASK iif lo goto B+2   # reverse-path look-ups see the main table
+//! ip rule add pref B+1 fwmark P/MASK lookup T
+//! ip rule add pref B+2 fwmark H/MASK lookup T
+//! ip route add local default dev lo table T
+//! ```
+//! Without marked packets they do nothing, so they may outlive the table and be shared by two instances. All carry
+//! [`PROTOCOL`], by which `cleanup` knows them. Nothing here is per service.
+
+use super::config::RedirectConfig;
+use crate::model::IpFamily;
+use futures_util::TryStreamExt;
+use nix::net::if_::if_nametoindex;
+use rtnetlink::packet_route::route::{RouteAttribute, RouteMessage, RouteProtocol, RouteScope, RouteType};
+use rtnetlink::packet_route::rule::{RuleAction, RuleAttribute, RuleMessage};
+use rtnetlink::sys::{AsyncSocket, AsyncSocketExt, TokioSocket, protocols::NETLINK_ROUTE};
+use rtnetlink::{Handle, IpVersion, RouteMessageBuilder};
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::io;
+use std::net::{Ipv4Addr, Ipv6Addr};
+use std::path::Path;
+
+/// `rtm_protocol` of our rules and routes: free in `include/uapi/linux/rtnetlink.h` (78, `N`).
+pub const PROTOCOL: u8 = 78;
+
+const EEXIST: i32 = -(nix::errno::Errno::EEXIST as i32);
+const ENOENT: i32 = -(nix::errno::Errno::ENOENT as i32);
+const ESRCH: i32 = -(nix::errno::Errno::ESRCH as i32);
+
+/// Values of an instance's routing: all that is needed to add, find and remove it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Plan {
+    pub mask: u32,
+    pub deliver: u32,
+    pub host_client: u32,
+    pub table: u32,
+    pub priority: u32,
+}
+
+impl Plan {
+    pub(super) fn of(config: &RedirectConfig) -> Self {
+        let marks = config.marks();
+        Self {
+            mask: marks.mask,
+            deliver: marks.deliver,
+            host_client: marks.host_client,
+            table: config.routing_table,
+            priority: config.rule_priority,
+        }
+    }
+
+    /// The plan of a live instance, from its table's comment (`ruleset::comment`).
+    pub(super) fn from_comment(comment: &str) -> Option<Self> {
+        let words: Vec<&str> = comment.split(' ').collect();
+        let ["marks", mask, "table", table, "rules", priority, ..] = words.as_slice() else {
+            return None;
+        };
+        let config = RedirectConfig {
+            mark_field: u32::from_str_radix(mask.strip_prefix("0x")?, 16).ok()?,
+            routing_table: table.parse().ok()?,
+            rule_priority: priority.parse().ok()?,
+            ..RedirectConfig::default()
+        };
+        config.validate().ok()?;
+        Some(Self::of(&config))
+    }
+
+    /// Whether another plan needs one of our rules or our route.
+    pub(super) fn overlaps(self, other: Self) -> bool {
+        self.table == other.table || self.priority.abs_diff(other.priority) < 3
+    }
+}
+
+/// One rule or route, for messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Item {
+    /// The rule at this priority.
+    Rule(IpFamily, u32),
+    /// The local default route in this table.
+    Route(IpFamily, u32),
+}
+
+impl fmt::Display for Item {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Rule(family, priority) => write!(f, "{family} routing rule {priority}"),
+            Self::Route(family, table) => write!(f, "{family} local route in table {table}"),
+        }
+    }
+}
+
+/// A connection to rtnetlink in the network namespace of the thread that opened it.
+#[derive(Debug)]
+pub(super) struct Routing {
+    handle: Handle,
+    task: tokio::task::JoinHandle<()>,
+    lo: u32,
+}
+
+impl Drop for Routing {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+impl Routing {
+    /// Opens the connection. Must run inside a tokio runtime.
+    ///
+    /// # Errors
+    /// The socket cannot be made, or the namespace has no `lo`.
+    pub(super) fn open() -> io::Result<Self> {
+        let (connection, handle, _) = rtnetlink::new_connection_with_strict_check()?;
+        let lo = if_nametoindex("lo").map_err(io::Error::from)?;
+        Ok(Self {
+            handle,
+            task: tokio::spawn(connection),
+            lo,
+        })
+    }
+
+    /// Adds what is missing and returns it. Adding is exclusive, so what is there already is left alone: no listing.
+    ///
+    /// # Errors
+    /// The first refusal, with the item's name.
+    pub(super) async fn ensure(&self, plan: Plan, families: &[IpFamily]) -> Result<Vec<Item>, String> {
+        let mut added = Vec::new();
+        for family in families {
+            let mut request = self.handle.route().add(self.route(plan, *family));
+            *request.message_mut() = self.route(plan, *family);
+            let item = Item::Route(*family, plan.table);
+            record(item, request.execute().await, EEXIST, &mut added)?;
+            for (priority, rule) in rules(plan, *family) {
+                let mut request = self.handle.rule().add();
+                *request.message_mut() = rule;
+                record(
+                    Item::Rule(*family, priority),
+                    request.execute().await,
+                    EEXIST,
+                    &mut added,
+                )?;
+            }
+        }
+        Ok(added)
+    }
+
+    /// Removes our rules and routes, as far as they exist, and returns what was there.
+    ///
+    /// # Errors
+    /// The first refusal; the rest is removed nevertheless.
+    pub(super) async fn remove(&self, plan: Plan) -> Result<Vec<Item>, String> {
+        let mut removed = Vec::new();
+        let mut failure = Ok(());
+        for family in [IpFamily::V4, IpFamily::V6] {
+            for (priority, rule) in rules(plan, family) {
+                let result = self.handle.rule().del(rule).execute().await;
+                let result = record(Item::Rule(family, priority), result, ENOENT, &mut removed);
+                failure = failure.and(result);
+            }
+            let result = self.handle.route().del(self.route(plan, family)).execute().await;
+            let result = record(Item::Route(family, plan.table), result, ESRCH, &mut removed);
+            failure = failure.and(result);
+        }
+        // A family that is compiled out or disabled has nothing of ours.
+        match failure {
+            Err(e) if !e.contains("not supported") => Err(e),
+            _ => Ok(removed),
+        }
+    }
+
+    /// All routing rules of a family.
+    pub(super) async fn rules(&self, family: IpFamily) -> Result<Vec<Rule>, String> {
+        Ok(self
+            .rule_messages(family)
+            .await?
+            .iter()
+            .map(|m| Rule::read(m, family))
+            .collect())
+    }
+
+    async fn rule_messages(&self, family: IpFamily) -> Result<Vec<RuleMessage>, String> {
+        let version = match family {
+            IpFamily::V4 => IpVersion::V4,
+            IpFamily::V6 => IpVersion::V6,
+        };
+        let messages: Result<Vec<RuleMessage>, _> = self.handle.rule().get(version).execute().try_collect().await;
+        messages.map_err(|e| format!("cannot list {family} routing rules: {e}"))
+    }
+
+    /// Removes every rule and route with our protocol number that no plan of a live instance needs. Returns what was
+    /// removed and what was kept.
+    pub(super) async fn remove_leftovers(&self, live: &[Plan]) -> Result<(Vec<Item>, Vec<Item>), String> {
+        let (mut removed, mut kept) = (Vec::new(), Vec::new());
+        for family in [IpFamily::V4, IpFamily::V6] {
+            if family == IpFamily::V6 && !Path::new("/proc/net/if_inet6").exists() {
+                continue;
+            }
+            for message in self.rule_messages(family).await? {
+                let rule = Rule::read(&message, family);
+                if !rule.ours() {
+                    continue;
+                }
+                let item = Item::Rule(family, rule.priority);
+                if live
+                    .iter()
+                    .any(|p| (p.priority..=p.priority + 2).contains(&rule.priority))
+                {
+                    kept.push(item);
+                } else {
+                    record(
+                        item,
+                        self.handle.rule().del(message).execute().await,
+                        ENOENT,
+                        &mut removed,
+                    )?;
+                }
+            }
+            for (message, table) in self.our_routes(family).await? {
+                let item = Item::Route(family, table);
+                if live.iter().any(|p| p.table == table) {
+                    kept.push(item);
+                } else {
+                    record(
+                        item,
+                        self.handle.route().del(message).execute().await,
+                        ESRCH,
+                        &mut removed,
+                    )?;
+                }
+            }
+        }
+        Ok((removed, kept))
+    }
+
+    async fn our_routes(&self, family: IpFamily) -> Result<Vec<(RouteMessage, u32)>, String> {
+        let mut filter = empty_route(family);
+        filter.header.table = 0;
+        filter.header.protocol = RouteProtocol::Other(PROTOCOL);
+        let routes: Result<Vec<RouteMessage>, _> = self.handle.route().get(filter).execute().try_collect().await;
+        let routes = routes.map_err(|e| format!("cannot list {family} routes: {e}"))?;
+        let ours = routes
+            .into_iter()
+            .filter(|r| r.header.protocol == RouteProtocol::Other(PROTOCOL));
+        Ok(ours.map(|r| (r.clone(), table_of(&r))).collect())
+    }
+
+    /// Routes of a table that are not our local default route, in words.
+    pub(super) async fn foreign_routes(&self, plan: Plan, family: IpFamily) -> Result<Vec<String>, String> {
+        let mut filter = empty_route(family);
+        set_table(&mut filter, plan.table);
+        let routes: Result<Vec<RouteMessage>, _> = self.handle.route().get(filter).execute().try_collect().await;
+        let routes = match routes {
+            // With strict checking the kernel answers so where the table does not exist.
+            Err(rtnetlink::Error::NetlinkError(e)) if e.raw_code() == ENOENT => Vec::new(),
+            other => other.map_err(|e| format!("cannot list {family} routes of table {}: {e}", plan.table))?,
+        };
+        let foreign = routes.iter().filter(|r| {
+            let ours = r.header.kind == RouteType::Local && r.header.destination_prefix_length == 0;
+            table_of(r) == plan.table && !ours
+        });
+        Ok(foreign
+            .map(|r| {
+                format!(
+                    "{:?} route, prefix length {}",
+                    r.header.kind, r.header.destination_prefix_length
+                )
+            })
+            .collect())
+    }
+
+    fn route(&self, plan: Plan, family: IpFamily) -> RouteMessage {
+        let mut message = match family {
+            IpFamily::V4 => RouteMessageBuilder::<Ipv4Addr>::new().build(),
+            IpFamily::V6 => RouteMessageBuilder::<Ipv6Addr>::new().build(),
+        };
+        message.header.kind = RouteType::Local;
+        message.header.protocol = RouteProtocol::Other(PROTOCOL);
+        message.header.scope = match family {
+            IpFamily::V4 => RouteScope::Host,
+            IpFamily::V6 => RouteScope::Universe,
+        };
+        set_table(&mut message, plan.table);
+        message.attributes.push(RouteAttribute::Oif(self.lo));
+        message
+    }
+}
+
+/// A route message that asks for nothing in particular: a filter for listings.
+fn empty_route(family: IpFamily) -> RouteMessage {
+    let mut message = match family {
+        IpFamily::V4 => RouteMessageBuilder::<Ipv4Addr>::new().build(),
+        IpFamily::V6 => RouteMessageBuilder::<Ipv6Addr>::new().build(),
+    };
+    message.header.protocol = RouteProtocol::Unspec;
+    message.header.scope = RouteScope::Universe;
+    message.header.kind = RouteType::Unspec;
+    message
+}
+
+fn table_of(message: &RouteMessage) -> u32 {
+    let attribute = message.attributes.iter().find_map(|a| match a {
+        RouteAttribute::Table(t) => Some(*t),
+        _ => None,
+    });
+    attribute.unwrap_or(u32::from(message.header.table))
+}
+
+fn set_table(message: &mut RouteMessage, table: u32) {
+    message.header.table = u8::try_from(table).unwrap_or(0);
+    message.attributes.push(RouteAttribute::Table(table));
+}
+
+/// Adds `item` to `done` if the request did something; `nothing` is the kernel's code for "was so already".
+fn record(item: Item, result: Result<(), rtnetlink::Error>, nothing: i32, done: &mut Vec<Item>) -> Result<(), String> {
+    match result {
+        Ok(()) => {
+            done.push(item);
+            Ok(())
+        }
+        Err(rtnetlink::Error::NetlinkError(e)) if e.raw_code() == nothing => Ok(()),
+        Err(e) => Err(format!("{item}: {e}")),
+    }
+}
+
+fn rules(plan: Plan, family: IpFamily) -> [(u32, RuleMessage); 3] {
+    let rule = |offset: u32, mark: u32| {
+        let mut message = RuleMessage::default();
+        message.header.family = match family {
+            IpFamily::V4 => rtnetlink::packet_route::AddressFamily::Inet,
+            IpFamily::V6 => rtnetlink::packet_route::AddressFamily::Inet6,
+        };
+        message.header.action = RuleAction::ToTable;
+        message.header.table = u8::try_from(plan.table).unwrap_or(0);
+        message.attributes = vec![
+            RuleAttribute::Priority(plan.priority + offset),
+            RuleAttribute::FwMark(mark),
+            RuleAttribute::FwMask(plan.mask),
+            RuleAttribute::Table(plan.table),
+            RuleAttribute::Protocol(RouteProtocol::Other(PROTOCOL)),
+        ];
+        message
+    };
+    let mut guard = rule(0, plan.deliver);
+    guard.header.action = RuleAction::Goto;
+    guard.header.table = 0;
+    guard.attributes.retain(|a| !matches!(a, RuleAttribute::Table(_)));
+    guard.attributes.push(RuleAttribute::Iifname("lo".to_owned()));
+    guard.attributes.push(RuleAttribute::Goto(plan.priority + 2));
+    [
+        (plan.priority, guard),
+        (plan.priority + 1, rule(1, plan.deliver)),
+        (plan.priority + 2, rule(2, plan.host_client)),
+    ]
+}
+
+/// A routing rule as the kernel lists it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Rule {
+    pub family: IpFamily,
+    pub priority: u32,
+    pub mark: u32,
+    pub mask: u32,
+    pub table: u32,
+    pub protocol: u8,
+}
+
+impl Rule {
+    fn read(message: &RuleMessage, family: IpFamily) -> Self {
+        let mut rule = Self {
+            family,
+            priority: 0,
+            mark: 0,
+            mask: 0,
+            table: u32::from(message.header.table),
+            protocol: 0,
+        };
+        for attribute in &message.attributes {
+            match attribute {
+                RuleAttribute::Priority(v) => rule.priority = *v,
+                RuleAttribute::FwMark(v) => rule.mark = *v,
+                RuleAttribute::FwMask(v) => rule.mask = *v,
+                RuleAttribute::Table(v) => rule.table = *v,
+                RuleAttribute::Protocol(v) => rule.protocol = u8::from(*v),
+                _ => {}
+            }
+        }
+        rule
+    }
+
+    /// Whether Nodeward made it.
+    pub(super) fn ours(&self) -> bool {
+        self.protocol == PROTOCOL
+    }
+}
+
+/// A socket that hears of every change of rules and routes in this namespace.
+pub(super) struct Changes(TokioSocket);
+
+impl Changes {
+    /// Subscribes. Must run inside a tokio runtime.
+    pub(super) fn open() -> io::Result<Self> {
+        // RTNLGRP_IPV4_ROUTE, IPV4_RULE, IPV6_ROUTE, IPV6_RULE of include/uapi/linux/rtnetlink.h.
+        const GROUPS: [u32; 4] = [7, 8, 11, 19];
+        let mut socket = <TokioSocket as AsyncSocket>::new(NETLINK_ROUTE)?;
+        socket.socket_mut().bind_auto()?;
+        for group in GROUPS {
+            socket.socket_mut().add_membership(group)?;
+        }
+        Ok(Self(socket))
+    }
+
+    /// Waits until a rule or route was removed, or until messages were lost (then one may have been).
+    pub(super) async fn removal(&mut self) {
+        const RTM_DELROUTE: u16 = 25;
+        const RTM_DELRULE: u16 = 33;
+        loop {
+            let Ok((message, _)) = self.0.recv_from_full().await else {
+                return;
+            };
+            // One datagram carries one notification; its type follows the 32-bit length.
+            if let [_, _, _, _, low, high, ..] = message.as_slice()
+                && matches!(u16::from_ne_bytes([*low, *high]), RTM_DELROUTE | RTM_DELRULE)
+            {
+                return;
+            }
+        }
+    }
+}
+
+/// Whether the node can carry IPv6 in this namespace, and if not, why.
+pub(super) fn ipv6_unavailable() -> Option<&'static str> {
+    if !Path::new("/proc/net/if_inet6").exists() {
+        return Some("the kernel runs without IPv6");
+    }
+    // `/proc/sys/net` shows the namespace of the reading thread.
+    match std::fs::read_to_string("/proc/sys/net/ipv6/conf/lo/disable_ipv6") {
+        Ok(text) if text.trim() == "0" => None,
+        Ok(_) => Some("net.ipv6.conf.lo.disable_ipv6 is 1"),
+        Err(_) => Some("net.ipv6 settings cannot be read"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_plan_survives_the_comment() {
+        let config = RedirectConfig {
+            mark_field: 0x0700_0000,
+            routing_table: 7000,
+            rule_priority: 500,
+            ..RedirectConfig::default()
+        };
+        assert_eq!(
+            Plan::from_comment(&super::super::ruleset::comment(&config)),
+            Some(Plan::of(&config))
+        );
+        for bad in [
+            "",
+            "something else",
+            "marks 0x3800 table 100 rules many",
+            "marks 3800 table 1 rules 2",
+        ] {
+            assert_eq!(Plan::from_comment(bad), None, "{bad}");
+        }
+    }
+}
