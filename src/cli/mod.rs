@@ -11,6 +11,7 @@ mod from;
 mod live;
 mod probe;
 mod render;
+mod run;
 mod services;
 mod status;
 mod version;
@@ -34,6 +35,7 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    Run(run::Args),
     Explain(explain::Args),
     Services(services::Args),
     Endpoints(endpoints::Args),
@@ -124,6 +126,7 @@ pub fn main() -> ExitCode {
         }
     };
     let result = match cli.command {
+        Command::Run(args) => run::run(&args),
         Command::Explain(args) => explain::run(&args),
         Command::Services(args) => services::run(&args),
         Command::Endpoints(args) => endpoints::run(&args),

@@ -79,10 +79,16 @@ impl Redirection {
         match event {
             Some(RedirectEvent::Restored(what)) => {
                 metrics.routes_restored.inc_by(what.len() as u64);
-                tracing::warn!(restored = what.join("; "), "somebody removed rules or routes of ours; they are back");
+                tracing::warn!(
+                    restored = what.join("; "),
+                    "somebody removed rules or routes of ours; they are back"
+                );
             }
             Some(RedirectEvent::NotRestored(what)) => {
-                self.fail(format!("rules or routes of ours are gone and cannot be put back: {what}"), metrics);
+                self.fail(
+                    format!("rules or routes of ours are gone and cannot be put back: {what}"),
+                    metrics,
+                );
             }
             Some(RedirectEvent::HolderDied) => self.lost(RedirectError::HolderDied, metrics),
             None => {}

@@ -4,11 +4,8 @@ use super::run::Control;
 use super::vips::{Phase, Vips, carried};
 use crate::config::Config;
 use crate::model::{IpFamily, NodeName};
-use crate::table::build::Conflict;
-use crate::table::{ServicePortEntry, Vip};
-use crate::telemetry::status::{
-    EngineStatus, RedirectStatus, ServicePortStatus, ServiceState, SourceStatus, Status,
-};
+use crate::table::{Conflict, ServicePortEntry, Vip};
+use crate::telemetry::status::{EngineStatus, RedirectStatus, ServicePortStatus, ServiceState, SourceStatus, Status};
 use crate::topology::{NodeContext, Verdict};
 use crate::worker::Handle;
 use std::io;
@@ -86,10 +83,20 @@ pub fn all(control: &Control) {
     let redirect = control.redirection.as_ref();
     control.agent.update_status(|status| {
         for new in &services {
-            let old = status.services.iter().find(|s| s.vip == new.vip && s.protocol == new.protocol);
+            let old = status
+                .services
+                .iter()
+                .find(|s| s.vip == new.vip && s.protocol == new.protocol);
             if old.is_none_or(|old| old.state != new.state) {
                 let reason = new.reason.as_deref().unwrap_or_default();
-                tracing::info!(service = new.service, port = new.port, protocol = new.protocol, vip = new.vip, "{} {reason}", new.state);
+                tracing::info!(
+                    service = new.service,
+                    port = new.port,
+                    protocol = new.protocol,
+                    vip = new.vip,
+                    "{} {reason}",
+                    new.state
+                );
             }
         }
         status.table_generation = table.generation;
@@ -156,7 +163,10 @@ fn conflict(conflict: &Conflict) -> impl Iterator<Item = ServicePortStatus> + '_
         family: IpFamily::of(conflict.vip.address.ip()).to_string(),
         vip: conflict.vip.address.to_string(),
         state: ServiceState::Conflict,
-        reason: Some(format!("{} has the same address and port and was first", conflict.winner)),
+        reason: Some(format!(
+            "{} has the same address and port and was first",
+            conflict.winner
+        )),
         rank: None,
         endpoints: 0,
     })
@@ -191,7 +201,9 @@ pub fn open_error(vip: Vip, error: &io::Error) -> String {
             "another process on this node has the port on this address or on all addresses; make it listen on single \
              addresses, or stop it"
         }
-        Some(libc::EPERM | libc::EACCES) => "give the process CAP_NET_ADMIN (transparent sockets) and CAP_NET_BIND_SERVICE",
+        Some(libc::EPERM | libc::EACCES) => {
+            "give the process CAP_NET_ADMIN (transparent sockets) and CAP_NET_BIND_SERVICE"
+        }
         Some(libc::EMFILE | libc::ENFILE) => "raise the limit on open files",
         _ => "kube-proxy serves it meanwhile",
     };

@@ -7,25 +7,24 @@ use super::report;
 use super::settings;
 use super::vips::{Action, Vips};
 use crate::admin::{self, AdminError, AdminSocket};
-use crate::config::Config;
+use crate::config::{Config, ConfigError};
 use crate::health::FailingEndpoints;
 use crate::model::{Change, NodeName, ObjectName, Service};
-use crate::net::{cpu, socket};
+use crate::net::{cpu, socket, watch};
 use crate::redirect::{Marks, RedirectError};
-use crate::source::file::FileSource;
+use crate::source::file::{FileSource, SourceError};
 use crate::store::Changes;
-use crate::table::build::{TableBuilder, ViewInputs};
 use crate::table::publish::Publisher;
-use crate::table::{Table, Vip};
+use crate::table::{Table, TableBuilder, ViewInputs, Vip};
 use crate::telemetry::Registry;
 use crate::topology::NodeContext;
 use crate::worker::{Clock, Command, Handle, Shared, StartError};
 use std::collections::HashMap;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
-use tokio::io::unix::AsyncFd;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::{Instant as TokioInstant, MissedTickBehavior, interval, sleep, sleep_until};
 
@@ -42,11 +41,14 @@ const SWEEP: Duration = Duration::from_secs(10);
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
     /// The configuration lacks something only `run` needs.
-    #[error("{0}")]
-    Config(String),
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// No source.
+    #[error("{}: nothing to serve from: set `source.file.path` to a manifest or a folder of manifests", .0.display())]
+    NoSource(PathBuf),
     /// The source cannot be opened.
-    #[error("{0}")]
-    Source(String),
+    #[error(transparent)]
+    Source(#[from] SourceError),
     /// A worker cannot start.
     #[error(transparent)]
     Worker(#[from] StartError),
@@ -65,13 +67,13 @@ pub enum RunError {
 ///
 /// # Errors
 /// See [`RunError`]; nothing stays installed.
-pub fn run(config: Config) -> Result<(), RunError> {
+pub fn run(config: Config, file: &Path) -> Result<(), RunError> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .map_err(|e| RunError::System("starting the control thread's runtime", e))?;
     runtime.block_on(async {
-        let control = Control::start(config).await?;
+        let control = Control::start(config, file).await?;
         control.run().await
     })
 }
@@ -96,13 +98,16 @@ pub(super) struct Control {
 }
 
 impl Control {
-    async fn start(config: Config) -> Result<Self, RunError> {
-        let node = config.require_node().map_err(RunError::Config)?;
-        let path = config.require_source().map_err(RunError::Config)?;
+    async fn start(config: Config, file: &Path) -> Result<Self, RunError> {
+        let node = config.require_node(file)?.clone();
+        let path = config
+            .source_file
+            .clone()
+            .ok_or_else(|| RunError::NoSource(file.to_owned()))?;
         for warning in &config.warnings {
             tracing::warn!("{warning}");
         }
-        let source = FileSource::open(&path).map_err(|e| RunError::Source(e.to_string()))?;
+        let source = FileSource::open(&path)?;
         let cpus = cpu::allowed().unwrap_or_default();
         let worker_configs = settings::workers(&config, &cpus);
         raise_descriptor_limit(settings::descriptors(&worker_configs));
@@ -168,8 +173,12 @@ impl Control {
         let system = |what| move |e| RunError::System(what, e);
         let mut terminate = signal(SignalKind::terminate()).map_err(system("waiting for SIGTERM"))?;
         let mut interrupt = signal(SignalKind::interrupt()).map_err(system("waiting for SIGINT"))?;
-        let raw: RawFd = self.source.as_fd().as_raw_fd();
-        let changes = AsyncFd::new(raw).map_err(system("watching the source"))?;
+        let watched = self
+            .source
+            .as_fd()
+            .try_clone_to_owned()
+            .map_err(system("watching the source"))?;
+        let changes = watch::readable(watched).map_err(system("watching the source"))?;
         let mut probes = interval(lease::INTERVAL);
         probes.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut sweep = interval(SWEEP);
@@ -212,7 +221,10 @@ impl Control {
                 _ = interrupt.recv() => break,
             }
             if let Some(index) = self.workers.iter().position(Handle::is_finished) {
-                tracing::error!(worker = index, "a worker ended by itself; ending the process so that kube-proxy serves");
+                tracing::error!(
+                    worker = index,
+                    "a worker ended by itself; ending the process so that kube-proxy serves"
+                );
                 std::process::abort();
             }
         }
@@ -245,7 +257,8 @@ impl Control {
             let generation = table.generation;
             self.publisher.publish(table);
             self.workers.iter().for_each(Handle::wake);
-            self.wait_for_workers(|c| c.publisher.applied() >= generation, "a new table").await;
+            self.wait_for_workers(|c| c.publisher.applied() >= generation, "a new table")
+                .await;
             self.publisher.collect();
             self.agent.metrics.apply_duration.observe(since.elapsed().as_secs_f64());
             self.agent.metrics.tables_published.inc();
@@ -402,7 +415,14 @@ impl Control {
         let deadline = Instant::now() + self.config.udp.dns_timeout;
         // Datagrams that passed the rules before they changed are in the sockets within moments.
         let settled = Instant::now() + Duration::from_millis(50);
-        let outstanding = |c: &Self| c.agent.registry.workers().iter().map(|w| w.outstanding.get()).sum::<u64>();
+        let outstanding = |c: &Self| {
+            c.agent
+                .registry
+                .workers()
+                .iter()
+                .map(|w| w.outstanding.get())
+                .sum::<u64>()
+        };
         while Instant::now() < deadline && (Instant::now() < settled || outstanding(&self) > 0) {
             self.workers.iter().for_each(Handle::wake);
             tokio::select! {

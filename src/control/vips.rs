@@ -130,7 +130,10 @@ impl Vips {
 
     /// VIPs that take new flows.
     pub fn serving(&self) -> impl Iterator<Item = Vip> + '_ {
-        self.phases.iter().filter(|(_, p)| **p == Phase::Serving).map(|(v, _)| *v)
+        self.phases
+            .iter()
+            .filter(|(_, p)| **p == Phase::Serving)
+            .map(|(v, _)| *v)
     }
 
     /// VIPs with sockets that new or old flows may reach.

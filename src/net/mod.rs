@@ -8,6 +8,7 @@ pub mod cpu;
 pub mod errqueue;
 pub mod socket;
 pub mod wake;
+pub mod watch;
 
 use std::io;
 

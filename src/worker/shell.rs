@@ -4,7 +4,7 @@ use super::state::{Tag, VipSlot};
 use crate::engine::{Outbox, SocketKey};
 use crate::flow::dns::{Choice, Count, SendTag, Shell};
 use crate::health::FailingEndpoints;
-use crate::model::{Protocol, SessionAffinity};
+use crate::model::Protocol;
 
 use crate::telemetry::{MAX_RANKS, WorkerCounters};
 use rand::Rng;
