@@ -3,6 +3,8 @@
 //! Exit codes: 0 fine, 1 failed, 2 wrong usage or input. Results go to standard output, everything else to standard
 //! error. Nothing here decides anything about traffic.
 
+#[cfg(feature = "dataplane")]
+mod bench;
 mod config;
 mod dump;
 mod endpoints;
@@ -42,6 +44,8 @@ enum Command {
     Status(status::Args),
     Dump(dump::Args),
     Probe(probe::Args),
+    #[cfg(feature = "dataplane")]
+    Bench(bench::Args),
     Config(config::Args),
     Version(version::Args),
 }
@@ -133,6 +137,8 @@ pub fn main() -> ExitCode {
         Command::Status(args) => status::run(&args),
         Command::Dump(args) => dump::run(&args),
         Command::Probe(args) => probe::run(&args),
+        #[cfg(feature = "dataplane")]
+        Command::Bench(args) => bench::run(&args),
         Command::Config(args) => config::run(&args),
         Command::Version(args) => version::run(&args),
     };
