@@ -5,6 +5,8 @@
 
 pub mod check;
 pub mod cleanup;
+#[cfg(feature = "dataplane")]
+mod bench;
 mod config;
 mod dump;
 mod endpoints;
@@ -46,6 +48,8 @@ enum Command {
     Dump(dump::Args),
     Probe(probe::Args),
     Cleanup(cleanup::Args),
+    #[cfg(feature = "dataplane")]
+    Bench(bench::Args),
     Config(config::Args),
     Version(version::Args),
 }
@@ -142,6 +146,8 @@ pub fn main() -> ExitCode {
             Ok(code) => return code,
             Err(e) => Err(e),
         },
+        #[cfg(feature = "dataplane")]
+        Command::Bench(args) => bench::run(&args),
         Command::Config(args) => config::run(&args),
         Command::Version(args) => version::run(&args),
     };
