@@ -93,6 +93,12 @@ pub fn sysctl(path: &str, value: &str) {
     std::fs::write(format!("/proc/sys/net/{path}"), value).unwrap();
 }
 
+/// Link-local addresses are usable at once, not after a second of duplicate address detection.
+fn no_address_detection() {
+    sysctl("ipv6/conf/all/accept_dad", "0");
+    sysctl("ipv6/conf/default/accept_dad", "0");
+}
+
 /// A network namespace that lives while this value does.
 pub struct Namespace(File);
 
@@ -100,6 +106,7 @@ impl Namespace {
     pub fn new() -> Self {
         let made = thread::spawn(|| {
             unshare(CloneFlags::CLONE_NEWNET).unwrap();
+            no_address_detection();
             run("ip link set lo up");
             File::open("/proc/thread-self/ns/net").unwrap()
         });
@@ -146,6 +153,7 @@ pub struct Lab {
 impl Lab {
     pub fn new() -> Self {
         let (pod, endpoint) = (Namespace::new(), Namespace::new());
+        no_address_detection();
         sysctl("ipv4/ip_forward", "1");
         sysctl("ipv6/conf/all/forwarding", "1");
         pod.connect(0);
