@@ -79,6 +79,14 @@ fn who_answers_in_each_state() {
             }
             redirect.refresh_lease().await.unwrap();
             assert_eq!(answers(&lab, VIP4), both("ours"), "lease back");
+            tokio::time::sleep(Duration::from_millis(1500)).await;
+            redirect.refresh_lease().await.unwrap();
+            tokio::time::sleep(Duration::from_millis(1000)).await;
+            assert_eq!(
+                answers(&lab, VIP4),
+                both("ours"),
+                "renewed before it ran out: two seconds from then"
+            );
             assert!(redirect.release_all().await.unwrap());
             redirect.refresh_lease().await.unwrap();
             for vip in [VIP4, VIP6] {

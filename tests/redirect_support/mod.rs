@@ -139,8 +139,19 @@ impl Namespace {
             run("ip link set eth0 up");
             run(&format!("ip route add default via 10.1.{n}.1"));
             run(&format!("ip route add default via fd00:1:{n}::1"));
+            has_link_local("eth0");
         });
+        has_link_local(&format!("veth{n}"));
     }
+}
+
+/// Waits for the link-local address, which the kernel adds when it has noticed the carrier. Neighbour solicitations for
+/// packets with a foreign source address need it.
+fn has_link_local(interface: &str) {
+    within(Duration::from_secs(5), "link-local address", || {
+        let (_, text) = try_run(&format!("ip -6 addr show dev {interface} scope link"));
+        text.contains("fe80") && !text.contains("tentative")
+    });
 }
 
 /// The node's surroundings. The calling thread is the node.
