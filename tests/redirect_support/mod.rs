@@ -179,7 +179,7 @@ impl Lab {
               chain out { type nat hook output priority -100;
                 ip daddr 10.96.0.10 udp dport 53 dnat ip to 10.1.1.2:5300
                 ip6 daddr fd00:96::10 udp dport 53 dnat ip6 to [fd00:1:1::2]:5300; }
-              chain post { type nat hook postrouting priority srcnat; oifname veth1 masquerade; }; }");
+            }");
         let server = |address: &str| {
             let address: SocketAddr = address.parse().unwrap();
             endpoint.run(move || Server::start(UdpSocket::bind(address).unwrap(), "standin"))
