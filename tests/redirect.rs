@@ -79,6 +79,14 @@ fn who_answers_in_each_state() {
             }
             redirect.refresh_lease().await.unwrap();
             assert_eq!(answers(&lab, VIP4), both("ours"), "lease back");
+            tokio::time::sleep(Duration::from_millis(1500)).await;
+            redirect.refresh_lease().await.unwrap();
+            tokio::time::sleep(Duration::from_millis(1000)).await;
+            assert_eq!(
+                answers(&lab, VIP4),
+                both("ours"),
+                "renewed before it ran out: two seconds from then"
+            );
             assert!(redirect.release_all().await.unwrap());
             redirect.refresh_lease().await.unwrap();
             for vip in [VIP4, VIP6] {
@@ -183,6 +191,46 @@ fn a_killed_agent_leaves_nothing() {
             assert_eq!(answers(&lab, vip), both("standin"));
         }
         within(Duration::from_secs(2), "holder gone", || !alive(holder));
+        assert_eq!((our_rules(), our_routes()), (vec![], vec![]));
+    });
+}
+
+#[test]
+fn a_hung_agent_loses_the_lease_and_gets_it_back() {
+    on_a_node(|| {
+        let lab = Lab::new();
+        let (agent, _holder) = start_agent();
+        assert_eq!(answers(&lab, VIP4), both("ours"));
+        let pid = i32::try_from(agent.0.id()).unwrap();
+        kill(pid, nix::sys::signal::Signal::SIGSTOP);
+        std::thread::sleep(Duration::from_millis(2100));
+        for vip in [VIP4, VIP6] {
+            assert_eq!(answers(&lab, vip), both("standin"));
+        }
+        kill(pid, nix::sys::signal::Signal::SIGCONT);
+        within(Duration::from_secs(2), "the agent serves again", || {
+            answers(&lab, VIP4) == both("ours")
+        });
+    });
+}
+
+#[test]
+fn agent_and_holder_killed_together_leave_inert_rules_only() {
+    on_a_node(|| {
+        let lab = Lab::new();
+        let (mut agent, holder) = start_agent();
+        kill(holder, nix::sys::signal::Signal::SIGSTOP);
+        agent.kill();
+        kill(holder, nix::sys::signal::Signal::SIGKILL);
+        within(Duration::from_millis(500), "table gone", || {
+            !table_exists("nodeward-test")
+        });
+        assert_eq!((our_rules().len(), our_routes().len()), (6, 2));
+        for vip in [VIP4, VIP6] {
+            assert_eq!(answers(&lab, vip), both("standin"));
+        }
+        let cleaned = block_on(nodeward::redirect::cleanup("nft", Some("test"))).unwrap();
+        assert_eq!(cleaned.removed.len(), 8, "{cleaned:?}");
         assert_eq!((our_rules(), our_routes()), (vec![], vec![]));
     });
 }

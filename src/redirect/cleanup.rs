@@ -3,7 +3,8 @@
 
 use super::config::{TABLE_PREFIX, valid_instance};
 use super::nft::{first_error, our_tables, run_once};
-use super::routing::{Plan, Routing};
+use super::plan::Plan;
+use super::routing::Routing;
 use serde::Serialize;
 
 /// What [`cleanup`] did, in words.

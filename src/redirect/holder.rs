@@ -15,8 +15,9 @@
 
 use super::config::RedirectConfig;
 use super::nft::{InteractiveNft, first_error, our_tables};
+use super::plan::Plan;
 use super::protocol::{Failure, Reply, Request};
-use super::routing::{Changes, Plan, Routing, ipv6_unavailable};
+use super::routing::{Changes, Routing, ipv6_unavailable};
 use super::ruleset;
 use crate::model::IpFamily;
 use nix::sys::prctl::set_pdeathsig;

@@ -18,11 +18,14 @@
 //!                                              └─ rtnetlink: rules and routes, put back when removed
 //! ```
 
+mod actor;
 mod cleanup;
 mod client;
 mod config;
+mod error;
 pub mod holder;
 mod nft;
+mod plan;
 mod protocol;
 mod routing;
 pub mod ruleset;
@@ -30,8 +33,9 @@ mod sets;
 pub mod verdict;
 
 pub use cleanup::{Cleaned, CleanupError, cleanup};
-pub use client::{Redirect, RedirectCounters, RedirectError, RedirectEvent};
+pub use client::{Redirect, RedirectCounters};
 pub use config::{MAX_SET_ELEMENTS, Marks, RedirectConfig, RedirectConfigError};
+pub use error::{RedirectError, RedirectEvent};
 pub use sets::{Desired, Element, ElementError};
 
 use std::path::PathBuf;

@@ -48,11 +48,12 @@ set hst{n} { type {addr} . inet_service . {addr} . inet_service; flags dynamic,t
 set pod{n} { type {addr} . inet_service . {addr} . inet_service; flags dynamic,timeout; timeout 180s; size 65536; }
 chain new{n} {
  {ip} daddr . meta l4proto . th dport @svc{n} meta nfproto @lease socket transparent 1 socket mark {ls} update @syn{n} { {ip} saddr . tcp sport . {ip} daddr . tcp dport } goto mine
+ {ip} daddr . meta l4proto . th dport @svc{n} meta nfproto != @lease counter name lease_expired
  socket mark != 0xffffffff delete @syn{n} { {ip} saddr . tcp sport . {ip} daddr . tcp dport } return
  socket mark != 0xffffffff return
  {ip} daddr . meta l4proto . th dport @svc{n} meta nfproto @lease socket transparent 1 update @syn{n} { {ip} saddr . tcp sport . {ip} daddr . tcp dport } goto mine
  delete @syn{n} { {ip} saddr . tcp sport . {ip} daddr . tcp dport }
- {ip} daddr . meta l4proto . th dport @svc{n} goto missed
+ {ip} daddr . meta l4proto . th dport @svc{n} meta nfproto @lease counter name no_socket
 }
 chain vip{n} {
  tcp flags & (fin|syn|rst|ack) == syn goto new{n}

@@ -93,6 +93,12 @@ pub fn sysctl(path: &str, value: &str) {
     std::fs::write(format!("/proc/sys/net/{path}"), value).unwrap();
 }
 
+/// Link-local addresses are usable at once, not after a second of duplicate address detection.
+fn no_address_detection() {
+    sysctl("ipv6/conf/all/accept_dad", "0");
+    sysctl("ipv6/conf/default/accept_dad", "0");
+}
+
 /// A network namespace that lives while this value does.
 pub struct Namespace(File);
 
@@ -100,6 +106,7 @@ impl Namespace {
     pub fn new() -> Self {
         let made = thread::spawn(|| {
             unshare(CloneFlags::CLONE_NEWNET).unwrap();
+            no_address_detection();
             run("ip link set lo up");
             File::open("/proc/thread-self/ns/net").unwrap()
         });
@@ -132,8 +139,19 @@ impl Namespace {
             run("ip link set eth0 up");
             run(&format!("ip route add default via 10.1.{n}.1"));
             run(&format!("ip route add default via fd00:1:{n}::1"));
+            has_link_local("eth0");
         });
+        has_link_local(&format!("veth{n}"));
     }
+}
+
+/// Waits for the link-local address, which the kernel adds when it has noticed the carrier. Neighbour solicitations for
+/// packets with a foreign source address need it.
+fn has_link_local(interface: &str) {
+    within(Duration::from_secs(5), "link-local address", || {
+        let (_, text) = try_run(&format!("ip -6 addr show dev {interface} scope link"));
+        text.contains("fe80") && !text.contains("tentative")
+    });
 }
 
 /// The node's surroundings. The calling thread is the node.
@@ -146,6 +164,7 @@ pub struct Lab {
 impl Lab {
     pub fn new() -> Self {
         let (pod, endpoint) = (Namespace::new(), Namespace::new());
+        no_address_detection();
         sysctl("ipv4/ip_forward", "1");
         sysctl("ipv6/conf/all/forwarding", "1");
         pod.connect(0);
@@ -160,7 +179,7 @@ impl Lab {
               chain out { type nat hook output priority -100;
                 ip daddr 10.96.0.10 udp dport 53 dnat ip to 10.1.1.2:5300
                 ip6 daddr fd00:96::10 udp dport 53 dnat ip6 to [fd00:1:1::2]:5300; }
-              chain post { type nat hook postrouting priority srcnat; oifname veth1 masquerade; }; }");
+            }");
         let server = |address: &str| {
             let address: SocketAddr = address.parse().unwrap();
             endpoint.run(move || Server::start(UdpSocket::bind(address).unwrap(), "standin"))

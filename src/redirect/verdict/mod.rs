@@ -7,6 +7,7 @@
 mod firewall;
 mod kernel;
 mod neighbours;
+mod walk;
 
 pub(in crate::redirect) use kernel::missing_features;
 

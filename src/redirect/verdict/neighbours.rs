@@ -3,7 +3,8 @@
 use super::Finding;
 use crate::redirect::config::RedirectConfig;
 use crate::redirect::nft::our_tables;
-use crate::redirect::routing::{Plan, Routing, Rule};
+use crate::redirect::plan::{Plan, Rule};
+use crate::redirect::routing::Routing;
 use nix::ifaddrs::getifaddrs;
 use nix::net::if_::if_nametoindex;
 use std::fs;
@@ -250,7 +251,7 @@ mod tests {
         );
         assert!(!refused(rule(9, 0x0001, u32::MAX)));
         let mut own = rule(99, 0x800, 0x3800);
-        own.protocol = crate::redirect::routing::PROTOCOL;
+        own.protocol = crate::redirect::plan::PROTOCOL;
         assert!(!refused(own));
     }
 }
