@@ -158,8 +158,11 @@ fn every_metric_arrives_and_is_accounted_for() {
     assert_eq!(served.senders.len(), 3);
     for sender in &served.senders {
         assert_eq!((sender.run.as_str(), sender.lowest), (report.run.as_str(), 0));
-        assert_eq!((sender.received, sender.highest), (200, 199), "used in turn");
+        // Used in turn, but not evenly when several were due at once.
+        assert_eq!(sender.received, sender.highest + 1);
+        assert!((150..250).contains(&sender.received), "{}", sender.received);
     }
+    assert_eq!(served.senders.iter().map(|sender| sender.received).sum::<u64>(), 600);
 }
 
 #[test]

@@ -206,6 +206,19 @@ mod tests {
     }
 
     #[test]
+    fn numbers_jumped_over_are_not_taken_for_those_a_window_earlier() {
+        let mut sequence = Sequence::new(0);
+        (1..WINDOW).for_each(|n| sequence.received(n));
+        sequence.received(WINDOW + 10);
+        sequence.received(WINDOW + 5);
+        let count = sequence.into_count(0, 0);
+        assert_eq!(
+            (count.received, count.duplicates, count.reordered, count.lost),
+            (WINDOW + 2, 0, 1, 9)
+        );
+    }
+
+    #[test]
     fn a_jump_beyond_the_window_forgets_nothing_wrongly() {
         let mut sequence = Sequence::new(5);
         sequence.received(5 + 3 * WINDOW);
