@@ -191,3 +191,121 @@ impl ServeReport {
         }
     }
 }
+
+/// Result of a one-way client (`statsd`). `datagrams = sent + failed`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct OneWayReport {
+    /// [`SCHEMA`].
+    pub schema: String,
+    /// `statsd`.
+    pub workload: String,
+    /// The address sent to.
+    pub server: String,
+    /// The run's name as it stands in the metrics.
+    pub run: String,
+    /// Sockets; each is a sender with sequence numbers of its own, from 0.
+    pub senders: u64,
+    /// Time the datagrams were sent in, seconds.
+    pub duration_s: f64,
+    /// Datagrams begun; each used up a sequence number.
+    pub datagrams: u64,
+    /// Datagrams the kernel took.
+    pub sent: u64,
+    /// Datagrams the kernel refused.
+    pub failed: u64,
+    /// Datagrams of the plan that were never begun because the generator could not keep up or was stopped.
+    pub not_sent: u64,
+    /// UDP payload bytes sent.
+    pub bytes: u64,
+    /// ICMP errors received.
+    pub icmp_errors: u64,
+    /// The same by errno name.
+    pub icmp: BTreeMap<String, u64>,
+    /// Sends the system refused.
+    pub send_errors: u64,
+    /// The same by errno name.
+    pub send_errors_by: BTreeMap<String, u64>,
+    /// Datagrams per second asked for.
+    pub rate_target: f64,
+    /// Datagrams sent per second of `duration_s`.
+    pub rate_achieved: f64,
+    /// How long after its intended time a datagram was really sent, 99th percentile.
+    pub send_lag_p99_us: f64,
+    /// The same, maximum.
+    pub send_lag_max_us: f64,
+    /// CPU time of the sending threads in user mode, seconds.
+    pub cpu_user_s: f64,
+    /// CPU time of the sending threads in the kernel, seconds.
+    pub cpu_system_s: f64,
+    /// User and system CPU time per datagram sent, µs.
+    pub cpu_us_per_datagram: f64,
+    /// Length of a timeline interval.
+    pub interval_ms: f64,
+    /// What became of the datagrams due in each interval.
+    pub timeline: Vec<OneWayInterval>,
+}
+
+/// The datagrams that were due in one interval of a one-way run.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct OneWayInterval {
+    /// Start of the interval, from the start of the run.
+    pub at_ms: u64,
+    /// Datagrams the kernel took.
+    pub sent: u64,
+    /// Datagrams the kernel refused.
+    pub failed: u64,
+}
+
+/// What `serve statsd` counted. `received` is the sum of `malformed`, `unfollowed` and, over all senders, `received`,
+/// `duplicates` and `too_old`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct StatsdServeReport {
+    /// [`SCHEMA`].
+    pub schema: String,
+    /// `serve-statsd`.
+    pub workload: String,
+    /// Where it listened.
+    pub listen: String,
+    /// Its name.
+    pub tag: String,
+    /// Datagrams received.
+    pub received: u64,
+    /// Their UDP payload bytes.
+    pub bytes: u64,
+    /// Datagrams that are not the client's or are damaged.
+    pub malformed: u64,
+    /// Datagrams of senders beyond the 4 096 that are followed.
+    pub unfollowed: u64,
+    /// Sum over the senders.
+    pub lost: u64,
+    /// Sum over the senders.
+    pub duplicates: u64,
+    /// Sum over the senders.
+    pub reordered: u64,
+    /// Each sender, by run and number.
+    pub senders: Vec<SenderCount>,
+}
+
+/// What came from one sender.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct SenderCount {
+    /// Its run.
+    pub run: String,
+    /// Its number.
+    pub sender: u64,
+    /// Distinct sequence numbers received.
+    pub received: u64,
+    /// Lowest of them.
+    pub lowest: u64,
+    /// Highest of them.
+    pub highest: u64,
+    /// Numbers between these two that never came. What is missing before the first and after the last one received
+    /// only the client's report can tell.
+    pub lost: u64,
+    /// Numbers that came again.
+    pub duplicates: u64,
+    /// Numbers that came after a higher one.
+    pub reordered: u64,
+    /// Numbers more than 65 535 behind the highest one; counted as neither received nor duplicate.
+    pub too_old: u64,
+}

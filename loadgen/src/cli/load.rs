@@ -23,10 +23,10 @@ pub struct LoadArgs {
     #[arg(long, value_name = "IP:PORT")]
     pub server: SocketAddr,
     /// Queries per second
-    #[arg(long, value_name = "N", default_value_t = 100.0)]
+    #[arg(long, value_name = "N", default_value_t = 100.0, allow_negative_numbers = true)]
     rate: f64,
     /// Seconds to send for
-    #[arg(long, value_name = "S", default_value_t = 10.0)]
+    #[arg(long, value_name = "S", default_value_t = 10.0, allow_negative_numbers = true)]
     duration: f64,
     /// Client ports
     #[arg(long, value_enum, default_value = "fresh")]
@@ -155,7 +155,7 @@ impl LoadArgs {
 }
 
 /// Running totals, printed each second until the process ends.
-fn progress() -> Arc<Live> {
+pub fn progress() -> Arc<Live> {
     let live = Arc::new(Live::default());
     let shown = live.clone();
     std::thread::spawn(move || {

@@ -4,6 +4,8 @@ mod dns;
 mod load;
 mod output;
 mod serve;
+mod statsd;
+mod udp;
 
 use clap::{Parser, Subcommand};
 use nix::sys::signal::{SigSet, Signal};
@@ -27,6 +29,8 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     Dns(dns::Args),
+    Udp(udp::Args),
+    Statsd(statsd::Args),
     #[command(subcommand)]
     Serve(serve::Command),
 }
@@ -36,6 +40,8 @@ pub fn main() -> ExitCode {
     let cli = Cli::parse();
     let result = match cli.command {
         Command::Dns(args) => dns::run(args),
+        Command::Udp(args) => udp::run(args),
+        Command::Statsd(args) => statsd::run(args),
         Command::Serve(command) => serve::run(command),
     };
     match result {

@@ -1,8 +1,10 @@
 //! `nodeward-loadgen serve`: servers that print what they counted when they are stopped.
 
 use clap::Subcommand;
+use nix::sys::signal::SigSet;
 use nodeward_loadgen::dns::rcode_from;
 use nodeward_loadgen::serve::{self, Behaviour, Server};
+use serde::Serialize;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -11,6 +13,8 @@ use std::time::Duration;
 #[derive(Subcommand)]
 pub enum Command {
     Dns(DnsArgs),
+    Udp(UdpArgs),
+    Statsd(StatsdArgs),
 }
 
 #[derive(clap::Args)]
@@ -87,6 +91,35 @@ pub struct DnsArgs {
     wrong_question: bool,
 }
 
+/// A server for the udp client.
+#[derive(clap::Args)]
+#[command(after_help = "Example:
+    nodeward-loadgen serve udp --listen 10.1.0.2:9000 --tag n1 --size 4096")]
+pub struct UdpArgs {
+    #[command(flatten)]
+    common: Common,
+    #[command(flatten)]
+    behaviour: BehaviourArgs,
+    /// Size of replies, bytes; 0: as large as the request
+    #[arg(long, value_name = "BYTES", default_value_t = 0)]
+    size: usize,
+    /// Answer with another sequence number
+    #[arg(long)]
+    wrong_id: bool,
+    /// Damage every reply
+    #[arg(long)]
+    corrupt: bool,
+}
+
+/// A server for the statsd client: says per sender what was lost, by sequence number.
+#[derive(clap::Args)]
+#[command(after_help = "Example:
+    nodeward-loadgen serve statsd --listen 10.1.0.2:8125 --tag n1")]
+pub struct StatsdArgs {
+    #[command(flatten)]
+    common: Common,
+}
+
 /// Reads an rcode's name or number.
 pub fn rcode(text: &str) -> Result<u8, String> {
     rcode_from(text).ok_or_else(|| "give NOERROR, FORMERR, SERVFAIL, NXDOMAIN, NOTIMP, REFUSED or 0 to 15".to_owned())
@@ -95,28 +128,46 @@ pub fn rcode(text: &str) -> Result<u8, String> {
 pub fn run(command: Command) -> anyhow::Result<ExitCode> {
     // Before any thread starts, so that none of them takes the signal.
     let signals = super::block_signals()?;
-    let server = match command {
-        Command::Dns(args) => serve::dns::start(&serve::dns::Config {
-            listen: args.common.listen,
-            tag: args.common.tag,
-            a: args.a,
-            aaaa: args.aaaa,
-            rcode: args.rcode,
-            size: args.size,
-            truncate: args.truncate,
-            wrong_id: args.wrong_id,
-            wrong_question: args.wrong_question,
-            behaviour: args.behaviour.behaviour()?,
-        })?,
-    };
-    eprintln!("listening on {}", server.address());
-    wait(&server, signals)?;
-    println!("{}", serde_json::to_string(&server.stop()?)?);
-    Ok(ExitCode::SUCCESS)
+    match command {
+        Command::Dns(args) => {
+            let config = serve::dns::Config {
+                listen: args.common.listen,
+                tag: args.common.tag,
+                a: args.a,
+                aaaa: args.aaaa,
+                rcode: args.rcode,
+                size: args.size,
+                truncate: args.truncate,
+                wrong_id: args.wrong_id,
+                wrong_question: args.wrong_question,
+                behaviour: args.behaviour.behaviour()?,
+            };
+            until_stopped(serve::dns::start(&config)?, signals)
+        }
+        Command::Udp(args) => {
+            let config = serve::udp::Config {
+                listen: args.common.listen,
+                tag: args.common.tag,
+                size: args.size,
+                wrong_id: args.wrong_id,
+                corrupt: args.corrupt,
+                behaviour: args.behaviour.behaviour()?,
+            };
+            until_stopped(serve::udp::start(&config)?, signals)
+        }
+        Command::Statsd(args) => {
+            let config = serve::statsd::Config {
+                listen: args.common.listen,
+                tag: args.common.tag,
+            };
+            until_stopped(serve::statsd::start(&config)?, signals)
+        }
+    }
 }
 
-/// Until SIGTERM or SIGINT, or until the server ended by itself.
-fn wait(server: &Server, signals: nix::sys::signal::SigSet) -> anyhow::Result<()> {
+/// Lets the server run until SIGTERM or SIGINT, or until it ended by itself, and prints what it counted.
+fn until_stopped<R: Serialize + Send + 'static>(server: Server<R>, signals: SigSet) -> anyhow::Result<ExitCode> {
+    eprintln!("listening on {}", server.address());
     let (tell, told) = std::sync::mpsc::channel();
     std::thread::spawn(move || tell.send(signals.wait().is_ok()));
     while !server.is_finished() {
@@ -124,5 +175,6 @@ fn wait(server: &Server, signals: nix::sys::signal::SigSet) -> anyhow::Result<()
             break;
         }
     }
-    Ok(())
+    println!("{}", serde_json::to_string(&server.stop()?)?);
+    Ok(ExitCode::SUCCESS)
 }

@@ -1,8 +1,9 @@
 //! The open-loop client: a fixed schedule, sockets, outstanding queries and exact accounting. What a query looks like
-//! and what a right answer is comes from a [`Protocol`]; this room knows nothing of DNS.
+//! and what a right answer is comes from a `Protocol`; this room knows nothing of DNS.
 
 mod judge;
 mod load;
+pub(crate) mod oneway;
 mod outstanding;
 mod sockets;
 mod stats;
@@ -90,10 +91,7 @@ pub(crate) fn run<P: Protocol>(
             .map(|(i, worker)| {
                 let cpu = load.pin.get(i).copied();
                 scope.spawn(move || {
-                    if let Some(cpu) = cpu {
-                        crate::sys::pin(cpu).map_err(|e| Error::option("pin", format!("CPU {cpu}: {e}")))?;
-                    }
-                    crate::sys::precise_timers();
+                    prepare_thread(cpu)?;
                     worker.run(start)
                 })
             })
@@ -108,4 +106,13 @@ pub(crate) fn run<P: Protocol>(
         total.merge(result?);
     }
     Ok(total.into_report(workload, load, &plan))
+}
+
+/// Pins the calling thread, if asked, and makes its timers exact.
+fn prepare_thread(cpu: Option<usize>) -> Result<(), Error> {
+    if let Some(cpu) = cpu {
+        crate::sys::pin(cpu).map_err(|e| Error::option("pin", format!("CPU {cpu}: {e}")))?;
+    }
+    crate::sys::precise_timers();
+    Ok(())
 }

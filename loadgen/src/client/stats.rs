@@ -74,7 +74,7 @@ pub(super) struct Stats {
     pub cpu: (Duration, Duration),
 }
 
-fn histogram() -> Histogram<u64> {
+pub(super) fn histogram() -> Histogram<u64> {
     // The bounds are constants that the constructor accepts; the smallest histogram is the fallback it demands.
     Histogram::new_with_bounds(1, MAX_NS, 3).unwrap_or_else(|_| Histogram::new(0).unwrap_or_else(|_| unreachable!()))
 }
@@ -166,9 +166,10 @@ impl Stats {
             unknown_id: c.unknown_id,
             late: c.late,
             truncated: c.truncated,
+            // By number; the protocol knows their names.
             rcodes: (0..16u8)
                 .filter(|&r| self.rcodes[usize::from(r)] > 0)
-                .map(|r| (crate::dns::rcode_name(r), self.rcodes[usize::from(r)]))
+                .map(|r| (r.to_string(), self.rcodes[usize::from(r)]))
                 .collect(),
             icmp_errors: c.icmp_errors,
             icmp: named(self.icmp),

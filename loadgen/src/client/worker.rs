@@ -399,6 +399,7 @@ impl<'a, P: Protocol> Worker<'a, P> {
     }
 }
 
-fn elapsed(start: Instant) -> u64 {
+/// Nanoseconds since the start of the run.
+pub(super) fn elapsed(start: Instant) -> u64 {
     u64::try_from(Instant::now().saturating_duration_since(start).as_nanos()).unwrap_or(u64::MAX)
 }

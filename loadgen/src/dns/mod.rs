@@ -76,7 +76,17 @@ impl Config {
 /// [`Error::Option`] before anything is sent; [`Error::System`] when sockets cannot be watched.
 pub fn run(config: &Config) -> Result<Report, Error> {
     let template = Arc::new(template(config)?);
-    client::run("dns", &config.load, || Dns::new(template.clone()))
+    let mut report = client::run("dns", &config.load, || Dns::new(template.clone()))?;
+    let by_number = std::mem::take(&mut report.rcodes);
+    report.rcodes = by_number
+        .into_iter()
+        .map(|(number, n)| (named_rcode(&number), n))
+        .collect();
+    Ok(report)
+}
+
+fn named_rcode(number: &str) -> String {
+    number.parse().map_or_else(|_| number.to_owned(), rcode_name)
 }
 
 fn template(config: &Config) -> Result<Template, Error> {

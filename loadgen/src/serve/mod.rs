@@ -90,16 +90,16 @@ impl Shared {
 }
 
 /// A running server. Dropping it stops it too, without counts.
-pub struct Server {
+pub struct Server<R = ServeReport> {
     address: SocketAddr,
     shared: Arc<Shared>,
-    thread: Option<JoinHandle<Result<ServeReport, Error>>>,
+    thread: Option<JoinHandle<Result<R, Error>>>,
 }
 
-impl Server {
+impl<R: Send + 'static> Server<R> {
     fn start(
         address: SocketAddr,
-        serve: impl FnOnce(&Shared) -> Result<ServeReport, Error> + Send + 'static,
+        serve: impl FnOnce(&Shared) -> Result<R, Error> + Send + 'static,
     ) -> Result<Self, Error> {
         let shared = Shared::new();
         let theirs = shared.clone();
@@ -136,7 +136,7 @@ impl Server {
     ///
     /// # Errors
     /// What ended it early, if something did.
-    pub fn stop(mut self) -> Result<ServeReport, Error> {
+    pub fn stop(mut self) -> Result<R, Error> {
         self.shared.stop.store(true, Ordering::Relaxed);
         match self.thread.take().map(JoinHandle::join) {
             Some(Ok(result)) => result,
@@ -146,7 +146,7 @@ impl Server {
     }
 }
 
-impl Drop for Server {
+impl<R> Drop for Server<R> {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {

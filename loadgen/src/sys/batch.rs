@@ -87,6 +87,11 @@ impl SendBatch {
         self.count
     }
 
+    /// Length of the datagram at this place.
+    pub fn length(&self, index: usize) -> usize {
+        self.lengths[index]
+    }
+
     pub fn is_full(&self) -> bool {
         self.count == BATCH
     }

@@ -7,7 +7,7 @@ mod errqueue;
 mod poll;
 mod thread;
 
-pub(crate) use batch::{RecvBatch, SendBatch};
+pub(crate) use batch::{BATCH, RecvBatch, SendBatch};
 pub(crate) use errqueue::{ErrorQueue, errno_name, is_icmp};
 pub(crate) use poll::{Poller, Ready};
 pub(crate) use thread::{pin, precise_timers, raise_open_files, thread_cpu};
