@@ -14,6 +14,7 @@ use crate::net::{cpu, socket, watch};
 use crate::redirect::{Marks, RedirectError};
 use crate::source::file::{FileSource, SourceError};
 use crate::store::Changes;
+use crate::table::affinity::AffinityMemory;
 use crate::table::publish::Publisher;
 use crate::table::{Table, TableBuilder, ViewInputs, Vip};
 use crate::telemetry::Registry;
@@ -34,6 +35,8 @@ const WORKER_PATIENCE: Duration = Duration::from_secs(1);
 const OPEN_AGAIN: u64 = 5_000;
 /// What a draining VIP waits beyond the life of a query, for the answers that come last.
 const DRAIN_MARGIN: u64 = 500;
+/// Client addresses remembered for session affinity, over all service ports: 1 MiB.
+const AFFINITY_CHOICES: usize = 65_536;
 /// How often expired health records are swept.
 const SWEEP: Duration = Duration::from_secs(10);
 
@@ -117,6 +120,7 @@ impl Control {
         let shared = Shared {
             clock,
             failing: failing.clone(),
+            affinity: Arc::new(AffinityMemory::new(AFFINITY_CHOICES)),
             registry: registry.clone(),
         };
         // Sockets of the admin server first: a second instance by mistake ends here, before it touches traffic.

@@ -16,6 +16,7 @@ use crate::net::socket::{local_addr, loopback_udp, upstream_udp};
 use crate::net::wake::Waker;
 use crate::table::Vip;
 
+use crate::table::affinity::AffinityMemory;
 use crate::table::publish::TableReader;
 use crate::telemetry::Registry;
 use state::State;
@@ -90,6 +91,8 @@ pub struct Shared {
     pub clock: Clock,
     /// Which endpoints are failing.
     pub failing: Arc<FailingEndpoints>,
+    /// Session affinity.
+    pub affinity: Arc<AffinityMemory>,
     /// Counters.
     pub registry: Arc<Registry>,
 }

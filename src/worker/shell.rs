@@ -4,7 +4,8 @@ use super::state::{Tag, VipSlot};
 use crate::engine::{Outbox, SocketKey};
 use crate::flow::dns::{Choice, Count, SendTag, Shell};
 use crate::health::FailingEndpoints;
-use crate::model::Protocol;
+use crate::model::{Protocol, SessionAffinity};
+use crate::table::affinity::AffinityMemory;
 
 use crate::telemetry::{MAX_RANKS, WorkerCounters};
 use rand::Rng;
@@ -17,6 +18,7 @@ pub struct WorkerShell<'a> {
     pub vips: &'a [Option<VipSlot>],
     pub upstream: &'a [SocketKey],
     pub failing: &'a FailingEndpoints,
+    pub affinity: &'a AffinityMemory,
     pub counters: &'a WorkerCounters,
     pub rng: &'a mut StdRng,
     pub now: u64,
@@ -46,8 +48,11 @@ impl Shell for WorkerShell<'_> {
         let usable = |endpoint: &SocketAddr| {
             (any_health || !self.failing.is_failing(endpoint, Protocol::Udp, self.now)) && !exclude(endpoint)
         };
-        let _ = (first, client);
-        let picked = entry.pick(random, usable)?;
+        let picked = if first && entry.affinity != SessionAffinity::None {
+            self.affinity.pick(entry, client, (self.now / 1000) as u32, usable)?
+        } else {
+            entry.pick(random, usable)?
+        };
         Some(Choice {
             endpoint: picked.endpoint,
             rank: picked.rank.0,

@@ -5,7 +5,7 @@ use super::shell::WorkerShell;
 use crate::engine::io_uring::Uring;
 use crate::engine::{Datagram, Handler, Outbox, SocketKey};
 use crate::flow::dns::{self, SendTag};
-use crate::model::IpFamily;
+use crate::model::{IpFamily, ServicePortKey};
 use crate::net::{errqueue, socket};
 use crate::table::publish::TableReader;
 use crate::table::{ServicePortEntry, Vip};
@@ -82,6 +82,8 @@ pub struct VipSlot {
     /// Its service port in the current table; none while the VIP drains.
     pub entry: Option<Arc<ServicePortEntry>>,
     pub counters: Arc<ServicePortCounters>,
+    /// Whose counters they are.
+    key: Arc<ServicePortKey>,
     kernel_drops: u32,
 }
 
@@ -111,6 +113,7 @@ macro_rules! shell {
             vips: &$self.vips,
             upstream: &$self.upstream,
             failing: &$self.shared.failing,
+            affinity: &$self.shared.affinity,
             counters: &$self.counters,
             rng: &mut $self.rng,
             now: $self.now,
@@ -169,6 +172,14 @@ impl State {
         self.generation = table.generation;
         for slot in self.vips.iter_mut().flatten() {
             slot.entry = table.get(&slot.vip).cloned();
+            if let Some(entry) = &slot.entry
+                && entry.key != slot.key
+            {
+                // The VIP belongs to another Service now; its traffic counts there.
+                let family = IpFamily::of(slot.vip.address.ip());
+                slot.counters = self.shared.registry.service_port(self.index, &entry.key, family);
+                slot.key = entry.key.clone();
+            }
         }
         self.counters.table_generation.set(self.generation);
     }
@@ -212,16 +223,17 @@ impl State {
                 return Ok(());
             }
         };
-        let entry = self.reader.load().get(&vip).cloned();
-        let counters = entry.as_ref().map_or_else(Arc::default, |entry| {
-            let family = IpFamily::of(vip.address.ip());
-            self.shared.registry.service_port(self.index, &entry.key, family)
-        });
+        let Some(entry) = self.reader.load().get(&vip).cloned() else {
+            // Gone again before we got here; the control thread takes the socket away with its next command.
+            return engine.remove_socket(key);
+        };
+        let family = IpFamily::of(vip.address.ip());
         let slot = VipSlot {
             vip,
             socket: key,
-            entry,
-            counters,
+            counters: self.shared.registry.service_port(self.index, &entry.key, family),
+            key: entry.key.clone(),
+            entry: Some(entry),
             kernel_drops: 0,
         };
         match free {
