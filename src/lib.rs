@@ -7,9 +7,21 @@
 //! traits or plain ids; `engine` and `net` know nothing of Services; only `worker` knows both sides.
 
 #[cfg(feature = "dataplane")]
+pub mod admin;
+#[cfg(feature = "dataplane")]
 pub mod cli;
 pub mod config;
+#[cfg(feature = "dataplane")]
+pub mod control;
+#[cfg(feature = "dataplane")]
+pub mod engine;
+#[cfg(feature = "dataplane")]
+pub mod flow;
+#[cfg(feature = "dataplane")]
+pub mod health;
 pub mod model;
+#[cfg(feature = "dataplane")]
+pub mod net;
 #[cfg(feature = "dataplane")]
 pub mod redirect;
 pub mod source;
@@ -18,3 +30,5 @@ pub mod table;
 pub mod telemetry;
 pub mod topology;
 pub mod view;
+#[cfg(feature = "dataplane")]
+pub mod worker;

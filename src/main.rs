@@ -3,9 +3,9 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    #[cfg(feature = "dataplane")]
-    if let Some(code) = nodeward::redirect::holder::dispatch(std::env::args_os()) {
-        return code;
+    // The redirection's holder is this program again; it must start before anything else makes threads or reads files.
+    match nodeward::redirect::holder::dispatch(std::env::args_os()) {
+        Some(code) => code,
+        None => nodeward::cli::main(),
     }
-    ExitCode::SUCCESS
 }

@@ -1,3 +1,9 @@
-//! `nodeward-loadgen`: the load generator's command line.
+//! `nodeward-loadgen`: the load generator's command line. Everything it does is in the library.
 
-fn main() {}
+mod cli;
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    cli::main()
+}

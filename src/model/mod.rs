@@ -129,19 +129,20 @@ impl fmt::Display for ServicePortKey {
 }
 
 /// One change of the cluster state, as a source reports it. A source never reports half an object: a bad one is
-/// rejected whole before it becomes a change.
-#[derive(Clone, Debug)]
+/// rejected whole before it becomes a change. Objects are shared: the source that keeps a last good copy and the store
+/// hold the same one.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
     /// A Service was added or replaced.
-    Service(Service),
+    Service(Arc<Service>),
     /// A Service was deleted.
     ServiceDeleted(ObjectName),
     /// A slice was added or replaced.
-    Slice(EndpointSlice),
+    Slice(Arc<EndpointSlice>),
     /// A slice was deleted (the slice's own name, not the Service's).
     SliceDeleted(ObjectName),
     /// A Node was added or replaced.
-    Node(Node),
+    Node(Arc<Node>),
     /// A Node was deleted.
     NodeDeleted(NodeName),
 }

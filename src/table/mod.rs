@@ -1,11 +1,21 @@
 //! The node view compiled for lookups: immutable, swapped whole, one generation.
 //!
-//! Workers read it without locks and never see a partial state. Nothing here knows sockets.
+//! Workers read it without locks and never see a partial state. Nothing here knows sockets, health or clocks: what is
+//! usable and what time it is are told by the caller.
+
+pub mod affinity;
+mod build;
+mod index;
+#[cfg(feature = "dataplane")]
+pub mod publish;
+
+pub use build::{Conflict, TableBuilder, ViewInputs};
+pub use index::Table;
 
 use crate::model::{Protocol, ServicePortKey, SessionAffinity};
 use crate::topology::{Profile, Rank, SourceAddress, Verdict};
 use std::net::SocketAddr;
-use std::ops::Range;
+use std::ops::{Deref, Range};
 use std::sync::Arc;
 
 /// A VIP: what a client dials.
@@ -17,7 +27,7 @@ pub struct Vip {
     pub protocol: Protocol,
 }
 
-/// One step of preference: a run of [`ServicePortEntry::endpoints`].
+/// One step of preference: a run of [`ServicePortEntry::endpoints`], never empty.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TierRange {
     /// Rank of its endpoints.
@@ -28,11 +38,73 @@ pub struct TierRange {
     pub range: Range<u32>,
 }
 
+/// How many tiers an entry holds in place; more (many levels, with terminating endpoints on each) cost one more access.
+const INLINE_TIERS: usize = 4;
+
+/// The tiers of an entry, most preferred first; a slice that lies inside the entry, so that a pick touches one place less.
+#[derive(Clone)]
+pub struct Tiers {
+    inline: [TierRange; INLINE_TIERS],
+    len: u8,
+    more: Option<Box<[TierRange]>>,
+}
+
+impl From<Vec<TierRange>> for Tiers {
+    fn from(tiers: Vec<TierRange>) -> Self {
+        const NONE: TierRange = TierRange {
+            rank: Rank::NODE,
+            terminating: false,
+            range: 0..0,
+        };
+        let mut inline = [NONE; INLINE_TIERS];
+        if tiers.len() > INLINE_TIERS {
+            let more = Some(tiers.into());
+            return Self { inline, len: 0, more };
+        }
+        let len = tiers.len() as u8;
+        for (place, tier) in inline.iter_mut().zip(tiers) {
+            *place = tier;
+        }
+        Self {
+            inline,
+            len,
+            more: None,
+        }
+    }
+}
+
+impl Deref for Tiers {
+    type Target = [TierRange];
+
+    fn deref(&self) -> &[TierRange] {
+        match &self.more {
+            Some(more) => more,
+            None => &self.inline[..usize::from(self.len)],
+        }
+    }
+}
+
+impl PartialEq for Tiers {
+    fn eq(&self, other: &Self) -> bool {
+        **self == **other
+    }
+}
+
+impl Eq for Tiers {}
+
+impl std::fmt::Debug for Tiers {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_list().entries(self.iter()).finish()
+    }
+}
+
 /// One service port of one family, ready for picking.
 #[derive(Debug)]
 pub struct ServicePortEntry {
     /// The service port.
     pub key: Arc<ServicePortKey>,
+    /// Identity of (service port, family), the same in every table and process of one build; what [`affinity`] keys by.
+    pub id: u64,
     /// What clients dial.
     pub vip: Vip,
     /// Kind of traffic.
@@ -46,7 +118,7 @@ pub struct ServicePortEntry {
     /// Generation of the table in which this entry last changed; a flow that remembers it need not look again.
     pub generation: u64,
     /// Most preferred first.
-    pub tiers: Box<[TierRange]>,
+    pub tiers: Tiers,
     /// Endpoints by tier, sorted by address within each.
     pub endpoints: Box<[SocketAddr]>,
 }
@@ -63,60 +135,77 @@ pub struct Picked {
 }
 
 impl ServicePortEntry {
-    /// Picks an endpoint: uniformly by `random` within the first tier that has a usable one. When nothing is usable,
-    /// uniformly within the first tier. `None` where there are no tiers.
+    /// The endpoints of one tier, sorted by address.
+    pub fn endpoints_of(&self, tier: &TierRange) -> &[SocketAddr] {
+        let range = tier.range.start as usize..tier.range.end as usize;
+        self.endpoints.get(range).unwrap_or_default()
+    }
+
+    /// Picks an endpoint: uniformly by `random` (64 uniform bits) within the first tier that has a usable one. When nothing
+    /// is usable, uniformly within the first tier. `None` where there are no tiers.
     pub fn pick(&self, random: u64, usable: impl Fn(&SocketAddr) -> bool) -> Option<Picked> {
         for tier in self.tiers.iter() {
-            let run = &self.endpoints[tier.range.start as usize..tier.range.end as usize];
-            // Multiply-shift keeps the choice uniform without a division.
-            let start = ((u128::from(random) * run.len() as u128) >> 64) as usize;
-            // The first try is uniform; where it is not usable, the choice among the usable ones must stay uniform too.
-            if usable(&run[start]) {
+            let run = self.endpoints_of(tier);
+            // The first try is uniform; where it is not usable, the choice among the usable ones must be uniform too.
+            let found = run.get(scale(random, run.len())).filter(|e| usable(e)).or_else(|| {
+                // The low bits have not been used yet.
+                let count = run.iter().filter(|e| usable(e)).count();
+                run.iter()
+                    .filter(|e| usable(e))
+                    .nth(scale(random.rotate_left(32), count))
+            });
+            if let Some(endpoint) = found {
                 return Some(Picked {
-                    endpoint: run[start],
+                    endpoint: *endpoint,
                     rank: tier.rank,
                     panic: false,
                 });
             }
-            let count = run.iter().filter(|e| usable(e)).count();
-            if count > 0 {
-                let nth = (u128::from(random.rotate_left(32)) * count as u128 >> 64) as usize;
-                if let Some(endpoint) = run.iter().filter(|e| usable(e)).nth(nth) {
-                    return Some(Picked {
-                        endpoint: *endpoint,
-                        rank: tier.rank,
-                        panic: false,
-                    });
-                }
-            }
         }
         let first = self.tiers.first()?;
-        let run = &self.endpoints[first.range.start as usize..first.range.end as usize];
-        let start = ((u128::from(random) * run.len() as u128) >> 64) as usize;
+        let run = self.endpoints_of(first);
         Some(Picked {
-            endpoint: run[start],
+            endpoint: *run.get(scale(random, run.len()))?,
             rank: first.rank,
             panic: true,
         })
     }
-}
 
-/// All service ports this node carries.
-#[derive(Debug, Default)]
-pub struct Table {
-    /// Rises by one with each published table.
-    pub generation: u64,
-    entries: hashbrown::HashMap<Vip, Arc<ServicePortEntry>, foldhash::fast::RandomState>,
-}
-
-impl Table {
-    /// The service port behind a VIP.
-    pub fn get(&self, vip: &Vip) -> Option<&Arc<ServicePortEntry>> {
-        self.entries.get(vip)
+    /// Whether an endpoint is still allowed, and the rank of its tier: what a flow asks about its endpoint after the
+    /// entry's generation changed.
+    pub fn contains(&self, endpoint: &SocketAddr) -> Option<Rank> {
+        let tier = self
+            .tiers
+            .iter()
+            .find(|t| self.endpoints_of(t).binary_search(endpoint).is_ok())?;
+        Some(tier.rank)
     }
 
-    /// All entries, in no particular order.
-    pub fn iter(&self) -> impl Iterator<Item = &Arc<ServicePortEntry>> {
-        self.entries.values()
+    /// The same entry as of another generation.
+    fn restamped(&self, generation: u64) -> Self {
+        Self {
+            generation,
+            key: self.key.clone(),
+            tiers: self.tiers.clone(),
+            endpoints: self.endpoints.clone(),
+            ..*self
+        }
     }
+
+    /// Whether everything but the generation is equal.
+    fn same_content(&self, other: &Self) -> bool {
+        self.vip == other.vip
+            && self.endpoints == other.endpoints
+            && self.tiers == other.tiers
+            && self.verdict == other.verdict
+            && self.profile == other.profile
+            && self.source_address == other.source_address
+            && self.affinity == other.affinity
+            && self.key == other.key
+    }
+}
+
+/// A uniform index below `len` from uniform bits, without a division; 0 where `len` is 0.
+fn scale(random: u64, len: usize) -> usize {
+    ((u128::from(random) * len as u128) >> 64) as usize
 }

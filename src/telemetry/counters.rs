@@ -86,6 +86,8 @@ pub struct ServicePortCounters {
     pub answered: Counter,
     /// Their bytes.
     pub answered_bytes: Counter,
+    /// Answers sent back, by the low four bits of their response code (`dns` profile).
+    pub rcodes: [Counter; 16],
     /// Answers we made ourselves (SERVFAIL) because no endpoint was left to ask.
     pub synthesized: Counter,
     /// Queries asked again elsewhere because the first endpoint stayed silent.
@@ -147,6 +149,8 @@ pub struct ServicePortSnapshot {
     pub answered: u64,
     /// See [`ServicePortCounters::answered_bytes`].
     pub answered_bytes: u64,
+    /// See [`ServicePortCounters::rcodes`].
+    pub rcodes: [u64; 16],
     /// See [`ServicePortCounters::synthesized`].
     pub synthesized: u64,
     /// See [`ServicePortCounters::retries`].
@@ -173,6 +177,9 @@ impl ServicePortSnapshot {
         self.forwarded_bytes += c.forwarded_bytes.get();
         self.answered += c.answered.get();
         self.answered_bytes += c.answered_bytes.get();
+        for (sum, c) in self.rcodes.iter_mut().zip(&c.rcodes) {
+            *sum += c.get();
+        }
         self.synthesized += c.synthesized.get();
         self.retries += c.retries.get();
         self.moved += c.moved.get();

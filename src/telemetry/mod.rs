@@ -4,6 +4,10 @@
 //! Nothing here locks or allocates on a data thread.
 
 mod counters;
+pub mod log;
+#[cfg(feature = "dataplane")]
+pub mod metrics;
+pub mod status;
 
 pub use counters::{
     Counter, DropReason, MAX_RANKS, Registry, ServicePortCounters, ServicePortSnapshot, WorkerCounters,

@@ -3,11 +3,20 @@
 //! Pure functions of (Service, endpoints, own node, configuration). No clocks, no randomness, no health: the same inputs
 //! give the same [`Decision`], whatever the order of events. `explain` prints the very values computed here.
 
+mod location;
 mod policy;
+mod rank;
+pub mod strict;
 
-pub use policy::{Interpretation, Level, Policy, Profile, ServiceRef, ServiceRule, SourceAddress, TopologyConfig};
+pub(crate) use policy::port_matches;
+pub use policy::{
+    Interpretation, InvalidServiceRef, Level, Policy, Profile, ServiceRef, ServiceRule, SourceAddress, TopologyConfig,
+};
+pub use rank::Ranked;
+pub use strict::Strict;
 
-use crate::model::{Endpoint, Node, NodeName, Service, ServicePortKey};
+use crate::model::{Endpoint, Node, NodeName, Service, ServicePortKey, ZONE_LABEL};
+use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -41,6 +50,24 @@ impl NodeContext {
         Rank(self.levels.len() as u8 + 1)
     }
 
+    /// Own zone, `None` where the own Node is unknown or carries no zone label.
+    pub fn zone(&self) -> Option<&Arc<str>> {
+        self.node.as_ref().and_then(|n| n.zone())
+    }
+
+    /// The rank of the level that compares zones; the cluster's rank where no such level is configured.
+    pub fn zone_rank(&self) -> Rank {
+        match self.levels.iter().position(|l| *l.label == *ZONE_LABEL) {
+            Some(i) => Rank(i as u8 + 1),
+            None => self.cluster_rank(),
+        }
+    }
+
+    /// Whether an endpoint runs on this node: its `nodeName` is the own name. One without a `nodeName` never does.
+    pub fn is_local(&self, endpoint: &Endpoint) -> bool {
+        endpoint.node.as_ref().is_some_and(|n| same(n, &self.name))
+    }
+
     /// The rank's word: `node`, a level's name, or `cluster`.
     pub fn rank_name(&self, rank: Rank) -> &str {
         match rank.0 as usize {
@@ -49,6 +76,11 @@ impl NodeContext {
             _ => "cluster",
         }
     }
+}
+
+/// Equality of interned strings: the pointer settles nearly every match.
+fn same(a: &Arc<str>, b: &Arc<str>) -> bool {
+    Arc::ptr_eq(a, b) || a == b
 }
 
 /// An endpoint joined with the port number its slice gives it for one service port.
@@ -76,7 +108,8 @@ pub struct RankInput<'a> {
 }
 
 /// What kube-proxy would do with a new flow: forward it, reject it (ICMP port unreachable), or drop it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Verdict {
     /// At least one endpoint may be used.
     Forward,
@@ -84,6 +117,17 @@ pub enum Verdict {
     Reject,
     /// Endpoints exist, but the policy allows none of them (`Local`).
     Drop,
+}
+
+impl Verdict {
+    /// The word of output.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Forward => "forward",
+            Self::Reject => "reject",
+            Self::Drop => "drop",
+        }
+    }
 }
 
 /// Why an endpoint is where it is. The wording for people is in `explain`.

@@ -1,1 +1,0 @@
-//! The configuration file: schema, defaults, validation with exact messages.

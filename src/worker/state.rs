@@ -1,0 +1,377 @@
+//! What a worker holds beside its engine, and what it does with each event.
+
+use super::Shared;
+use super::shell::WorkerShell;
+use crate::engine::io_uring::Uring;
+use crate::engine::{Datagram, Handler, Outbox, SocketKey};
+use crate::flow::dns::{self, SendTag};
+use crate::model::IpFamily;
+use crate::net::{errqueue, socket};
+use crate::table::publish::TableReader;
+use crate::table::{ServicePortEntry, Vip};
+use crate::telemetry::{DropReason, ServicePortCounters, WorkerCounters};
+use rand::rngs::StdRng;
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+/// Errors read from one error queue before the loop goes on; the rest waits for the next event.
+const ERRORS_PER_READ: usize = 64;
+/// How often the kernel's drop counters are read.
+const DROPS_EVERY: u64 = 1000;
+
+/// What a socket is for, packed into the engine's token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Token {
+    Probe,
+    Upstream(u16),
+    Vip(u32),
+}
+
+impl Token {
+    pub fn pack(self) -> u32 {
+        match self {
+            Self::Probe => 0,
+            Self::Upstream(n) => 1 << 28 | u32::from(n),
+            Self::Vip(n) => 2 << 28 | n,
+        }
+    }
+
+    fn unpack(token: u32) -> Self {
+        match token >> 28 {
+            0 => Self::Probe,
+            1 => Self::Upstream(token as u16),
+            _ => Self::Vip(token & 0x0fff_ffff),
+        }
+    }
+}
+
+/// What a send was, packed into the engine's 56-bit tag.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tag {
+    Probe,
+    Reply(u32),
+    Query(u16, SendTag),
+}
+
+impl Tag {
+    pub fn pack(self) -> u64 {
+        match self {
+            Self::Probe => 0,
+            Self::Reply(service) => 1 << 54 | u64::from(service),
+            Self::Query(socket, tag) => 2 << 54 | u64::from(socket) << SendTag::BITS | tag.0,
+        }
+    }
+
+    fn unpack(tag: u64) -> Self {
+        match tag >> 54 {
+            0 => Self::Probe,
+            1 => Self::Reply(tag as u32),
+            _ => {
+                let socket = (tag >> SendTag::BITS) & 0x1fff;
+                Self::Query(socket as u16, SendTag(tag & ((1 << SendTag::BITS) - 1)))
+            }
+        }
+    }
+}
+
+/// A VIP this worker receives for.
+pub struct VipSlot {
+    pub vip: Vip,
+    pub socket: SocketKey,
+    /// Its service port in the current table; none while the VIP drains.
+    pub entry: Option<Arc<ServicePortEntry>>,
+    pub counters: Arc<ServicePortCounters>,
+    kernel_drops: u32,
+}
+
+/// Everything a worker holds beside its engine.
+pub struct State {
+    index: usize,
+    core: dns::Core,
+    reader: TableReader,
+    shared: Shared,
+    counters: Arc<WorkerCounters>,
+    vips: Vec<Option<VipSlot>>,
+    upstream: Vec<SocketKey>,
+    probe: SocketKey,
+    /// Upstream sockets whose error queue should be read.
+    errors: Vec<u16>,
+    rng: StdRng,
+    generation: u64,
+    now: u64,
+    drops_read: u64,
+    woken: bool,
+}
+
+macro_rules! shell {
+    ($self:ident, $out:expr) => {
+        WorkerShell {
+            out: $out,
+            vips: &$self.vips,
+            upstream: &$self.upstream,
+            failing: &$self.shared.failing,
+            counters: &$self.counters,
+            rng: &mut $self.rng,
+            now: $self.now,
+        }
+    };
+}
+
+impl State {
+    pub fn new(
+        index: usize,
+        core: dns::Core,
+        reader: TableReader,
+        shared: Shared,
+        upstream: Vec<SocketKey>,
+        probe: SocketKey,
+    ) -> Self {
+        let counters = shared.registry.worker(index).unwrap_or_default();
+        Self {
+            index,
+            core,
+            reader,
+            counters,
+            vips: Vec::new(),
+            errors: Vec::with_capacity(upstream.len()),
+            upstream,
+            probe,
+            // Seeded by the operating system: which socket carries a query must not be guessed (RFC 5452 §4.5).
+            rng: rand::make_rng(),
+            generation: 0,
+            now: shared.clock.now(),
+            drops_read: 0,
+            woken: true,
+            shared,
+        }
+    }
+
+    pub fn index(&self) -> usize {
+        self.index
+    }
+
+    pub fn next_deadline(&self) -> Option<u64> {
+        self.core.next_deadline()
+    }
+
+    pub fn take_woken(&mut self) -> bool {
+        std::mem::take(&mut self.woken)
+    }
+
+    /// Starts a turn: takes the time and the current table.
+    pub fn begin(&mut self, now: u64) {
+        self.now = now;
+        let table = self.reader.load();
+        if table.generation == self.generation {
+            return;
+        }
+        self.generation = table.generation;
+        for slot in self.vips.iter_mut().flatten() {
+            slot.entry = table.get(&slot.vip).cloned();
+        }
+        self.counters.table_generation.set(self.generation);
+    }
+
+    /// Ends a turn: publishes the worker's own numbers.
+    pub fn end(&mut self, engine: &Uring) {
+        let stats = engine.stats();
+        self.counters.turns.add(1);
+        self.counters.outstanding.set(self.core.outstanding() as u64);
+        self.counters.stored_bytes.set(self.core.stored_bytes() as u64);
+        self.counters.rearmed.set(stats.rearmed);
+        self.counters.buffers_exhausted.set(stats.buffers_exhausted);
+        self.counters.cq_overflow.set(stats.cq_overflow);
+        if self.now >= self.drops_read + DROPS_EVERY {
+            self.drops_read = self.now;
+            self.read_kernel_drops(engine);
+        }
+    }
+
+    fn read_kernel_drops(&mut self, engine: &Uring) {
+        for slot in self.vips.iter_mut().flatten() {
+            let Some(drops) = engine.fd(slot.socket).and_then(|fd| socket::receive_drops(fd).ok()) else {
+                continue;
+            };
+            let new = drops.wrapping_sub(slot.kernel_drops);
+            slot.kernel_drops = drops;
+            slot.counters.received.add(new.into());
+            slot.counters.dropped[DropReason::SocketOverflow as usize].add(new.into());
+        }
+    }
+
+    pub fn add_vip(&mut self, engine: &mut Uring, vip: Vip, socket: OwnedFd) -> io::Result<()> {
+        let free = self.vips.iter().position(Option::is_none);
+        let index = free.unwrap_or(self.vips.len());
+        let key = match engine.add_socket(socket, Token::Vip(index as u32).pack()) {
+            Ok(key) => key,
+            Err(error) => {
+                // The VIP stays with kube-proxy on this worker's share only if the kernel finds no socket, and the other
+                // workers' sockets take all of it; so serving goes on.
+                tracing::error!(worker = self.index, vip = %vip.address, %error, "cannot receive for a VIP");
+                return Ok(());
+            }
+        };
+        let entry = self.reader.load().get(&vip).cloned();
+        let counters = entry.as_ref().map_or_else(Arc::default, |entry| {
+            let family = IpFamily::of(vip.address.ip());
+            self.shared.registry.service_port(self.index, &entry.key, family)
+        });
+        let slot = VipSlot {
+            vip,
+            socket: key,
+            entry,
+            counters,
+            kernel_drops: 0,
+        };
+        match free {
+            Some(index) => self.vips[index] = Some(slot),
+            None => self.vips.push(Some(slot)),
+        }
+        Ok(())
+    }
+
+    pub fn remove_vip(&mut self, engine: &mut Uring, vip: Vip) -> io::Result<()> {
+        let Some(index) = self.vips.iter().position(|s| s.as_ref().is_some_and(|s| s.vip == vip)) else {
+            return Ok(());
+        };
+        self.core
+            .service_gone(index as u32, &mut shell!(self, &mut engine.outbox()));
+        match self.vips[index].take() {
+            Some(slot) => engine.remove_socket(slot.socket),
+            None => Ok(()),
+        }
+    }
+
+    pub fn timers(&mut self, out: &mut dyn Outbox) {
+        self.core.timers(self.now, &mut shell!(self, out));
+    }
+
+    /// Reads the error queues of sockets whose sends failed because of an earlier refusal.
+    pub fn read_error_queues(&mut self, engine: &mut Uring) {
+        while let Some(socket) = self.errors.pop() {
+            let Some(&key) = self.upstream.get(usize::from(socket)) else {
+                continue;
+            };
+            let mut read = 0;
+            while read < ERRORS_PER_READ {
+                let error = engine.fd(key).and_then(|fd| errqueue::read(fd, &mut []).ok().flatten());
+                let Some(error) = error else {
+                    break;
+                };
+                read += 1;
+                self.upstream_error(&error, &mut engine.outbox());
+            }
+        }
+    }
+
+    fn upstream_error(&mut self, error: &errqueue::SocketError, out: &mut dyn Outbox) {
+        self.counters.socket_errors.add(1);
+        if means_unreachable(error.errno) {
+            self.core.refused(self.now, &error.destination, &mut shell!(self, out));
+        }
+    }
+
+    fn from_client(&mut self, out: &mut dyn Outbox, service: u32, datagram: Datagram<'_>) {
+        let Some(slot) = self.vips.get(service as usize).and_then(Option::as_ref) else {
+            return;
+        };
+        slot.counters.received.add(1);
+        slot.counters.received_bytes.add(datagram.payload.len() as u64);
+        if datagram.truncated {
+            return slot.counters.drop_one(DropReason::Truncated);
+        }
+        let (from, payload) = (datagram.from, datagram.payload);
+        self.core
+            .query(self.now, service, from, payload, &mut shell!(self, out));
+    }
+}
+
+/// ICMP and local errors that say: nobody is there. Anything else (too big, a parameter problem) says nothing about the
+/// endpoint.
+fn means_unreachable(errno: i32) -> bool {
+    matches!(
+        errno,
+        libc::ECONNREFUSED | libc::EHOSTUNREACH | libc::ENETUNREACH | libc::EHOSTDOWN | libc::EACCES | libc::EPERM
+    )
+}
+
+impl Handler for State {
+    fn datagram(&mut self, out: &mut dyn Outbox, token: u32, datagram: Datagram<'_>) {
+        match Token::unpack(token) {
+            Token::Vip(service) => self.from_client(out, service, datagram),
+            Token::Upstream(_) if datagram.truncated => self.counters.stray_answers.add(1),
+            Token::Upstream(socket) => {
+                let (from, payload) = (datagram.from, datagram.payload);
+                self.core
+                    .answer(self.now, socket, from, payload, &mut shell!(self, out));
+            }
+            Token::Probe => out.send(self.probe, &datagram.from, datagram.payload, Tag::Probe.pack()),
+        }
+    }
+
+    fn socket_error(&mut self, out: &mut dyn Outbox, token: u32, fd: BorrowedFd<'_>, _: i32) {
+        if !matches!(Token::unpack(token), Token::Upstream(_)) {
+            self.counters.socket_errors.add(1);
+            return;
+        }
+        for _ in 0..ERRORS_PER_READ {
+            match errqueue::read(fd, &mut []) {
+                Ok(Some(error)) => self.upstream_error(&error, out),
+                _ => return,
+            }
+        }
+    }
+
+    fn send_failed(&mut self, out: &mut dyn Outbox, tag: u64, errno: i32) {
+        match Tag::unpack(tag) {
+            Tag::Probe => {}
+            Tag::Reply(service) => {
+                if let Some(slot) = self.vips.get(service as usize).and_then(Option::as_ref) {
+                    slot.counters.drop_one(DropReason::SendFailed);
+                }
+            }
+            Tag::Query(socket, tag) => {
+                // With an error queue on, a send fails once with the refusal of an earlier datagram (ip(7), IP_RECVERR).
+                let pending = errno == libc::ECONNREFUSED;
+                if pending && self.errors.len() < self.errors.capacity() && !self.errors.contains(&socket) {
+                    self.errors.push(socket);
+                }
+                self.core.send_failed(self.now, tag, pending, &mut shell!(self, out));
+            }
+        }
+    }
+
+    fn woken(&mut self, _: &mut dyn Outbox) {
+        self.woken = true;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_and_tags_survive_packing() {
+        for token in [
+            Token::Probe,
+            Token::Upstream(0),
+            Token::Upstream(511),
+            Token::Vip(0),
+            Token::Vip(100_000),
+        ] {
+            assert_eq!(Token::unpack(token.pack()), token);
+        }
+        let tags = [
+            Tag::Probe,
+            Tag::Reply(0),
+            Tag::Reply(70_000),
+            Tag::Query(0, SendTag(0)),
+            Tag::Query(8191, SendTag((1 << SendTag::BITS) - 1)),
+        ];
+        for tag in tags {
+            assert!(tag.pack() < 1 << 56);
+            assert_eq!(Tag::unpack(tag.pack()), tag);
+        }
+    }
+}
