@@ -24,22 +24,28 @@ demo: deps ## Three nodes in network namespaces, real DNS, rollout, kill -9: wha
 test: deps lint unit ## Everything: formatting, lints, documentation, licences, unit, integration and laboratory tests
 
 unit: deps
-	@cargo test --workspace --no-run
+	@echo "== building the tests" >&2
+	cargo test --workspace --no-run
+	echo "== tests" >&2
 	# The test network may have no way out; everything was fetched and built above.
-	CARGO_NET_OFFLINE=true $(INSIDE) cargo test --workspace --quiet
+	CARGO_NET_OFFLINE=true $(INSIDE) cargo test --workspace
 
 fmt: ## Format the code
 	@cargo fmt --all
 
 lint: deps ## Formatting, clippy, documentation, licences
-	@if ! cargo fmt --version >/dev/null 2>&1 || ! cargo clippy --version >/dev/null 2>&1; then
+	@echo "== formatting" >&2
+	if ! cargo fmt --version >/dev/null 2>&1 || ! cargo clippy --version >/dev/null 2>&1; then
 	    rustup component add rustfmt clippy
 	fi
 	cargo fmt --all --check
+	echo "== clippy" >&2
 	cargo clippy --workspace --all-targets -- -D warnings
 	# The library that other programs use: no dataplane, no Kubernetes.
 	cargo clippy --package nodeward --lib --no-default-features -- -D warnings
+	echo "== documentation" >&2
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --quiet
+	echo "== licences and sources" >&2
 	if ! cargo deny --version >/dev/null 2>&1 && ! cargo install cargo-deny --locked; then
 	    echo "WARNING: cargo-deny is not installed and could not be: licences and sources were NOT checked." >&2
 	else
