@@ -173,6 +173,10 @@ fn habits_have_their_documented_times() {
     assert_eq!(seconds(Retransmit::Glibc), (vec![5.0], 10.0));
     assert_eq!(seconds(Retransmit::Musl), (vec![2.5], 5.0));
     assert_eq!(seconds(Retransmit::CAres), (vec![2.0, 6.0], 14.0));
+    assert_eq!(
+        seconds(Retransmit::After(vec![MS * 500, MS * 1_000])),
+        (vec![0.5, 1.0], 3.0)
+    );
 }
 
 #[test]
@@ -212,7 +216,7 @@ fn options_that_cannot_work_are_named_before_anything_is_sent() {
         nodeward_loadgen::dns::run(&config).unwrap_err().to_string()
     };
     type Change = fn(&mut Config);
-    let cases: [(Change, &str); 13] = [
+    let cases: [(Change, &str); 14] = [
         (|c| c.load.rate = 0.0, "--rate"),
         (|c| c.load.rate = f64::NAN, "--rate"),
         (|c| c.load.rate = 1e300, "--rate"),
@@ -225,6 +229,7 @@ fn options_that_cannot_work_are_named_before_anything_is_sent() {
         (|c| c.load.bind = Some("192.0.2.99".parse().unwrap()), "--bind"),
         (|c| c.load.ports = Ports::Fixed { clients: 0 }, "--clients"),
         (|c| c.load.timeout = Some(Duration::ZERO), "--timeout"),
+        (|c| c.load.retransmit = Retransmit::Glibc, "--timeout"),
         (|c| c.names = vec!["a..b".to_owned()], "--name"),
     ];
     for (i, (change, option)) in cases.iter().enumerate() {

@@ -18,7 +18,7 @@ use tokio::time::timeout;
 /// channel, which cannot be missed).
 const EVENTS: usize = 64;
 
-/// Packets since installation, by the table's counters ([`ruleset::COUNTERS`]).
+/// Packets since installation, by the table's counters ([`COUNTERS`](super::ruleset::COUNTERS)).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RedirectCounters {
     /// Brought to our sockets.
@@ -135,7 +135,7 @@ impl Redirect {
         self.call(Call::ReleaseAll).await
     }
 
-    /// Renews the lease of every family for [`ruleset::LEASE_SECONDS`]. To be called while every worker turns, and only
+    /// Renews the lease of every family for [`LEASE_SECONDS`](super::ruleset::LEASE_SECONDS). To be called while every worker turns, and only
     /// then.
     ///
     /// # Errors

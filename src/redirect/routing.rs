@@ -7,7 +7,7 @@
 //! ip route add local default dev lo table T
 //! ```
 //! Without marked packets they do nothing, so they may outlive the table and be shared by two instances. All carry
-//! [`PROTOCOL`](super::plan::PROTOCOL), by which `cleanup` knows them. Nothing here is per service.
+//! [`PROTOCOL`], by which `cleanup` knows them. Nothing here is per service.
 
 use super::plan::{Item, PROTOCOL, Plan, Rule, rules};
 use crate::model::IpFamily;

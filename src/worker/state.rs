@@ -9,7 +9,7 @@ use crate::model::{IpFamily, ServicePortKey};
 use crate::net::{errqueue, socket};
 use crate::table::publish::TableReader;
 use crate::table::{ServicePortEntry, Vip};
-use crate::telemetry::{DropReason, ServicePortCounters, WorkerCounters};
+use crate::telemetry::{DropReason, Registry, ServicePortCounters, WorkerCounters};
 use rand::rngs::StdRng;
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -83,8 +83,23 @@ pub struct VipSlot {
     pub entry: Option<Arc<ServicePortEntry>>,
     pub counters: Arc<ServicePortCounters>,
     /// Whose counters they are.
-    key: Arc<ServicePortKey>,
+    key: Option<Arc<ServicePortKey>>,
     kernel_drops: u32,
+}
+
+impl VipSlot {
+    /// Takes over what the current table says of the VIP. Where it belongs to another Service now, its traffic counts there
+    /// from now on.
+    fn adopt(&mut self, entry: Option<&Arc<ServicePortEntry>>, worker: usize, registry: &Registry) {
+        self.entry = entry.cloned();
+        if let Some(entry) = entry
+            && self.key.as_ref() != Some(&entry.key)
+        {
+            let family = IpFamily::of(self.vip.address.ip());
+            self.counters = registry.service_port(worker, &entry.key, family);
+            self.key = Some(entry.key.clone());
+        }
+    }
 }
 
 /// Everything a worker holds beside its engine.
@@ -171,15 +186,7 @@ impl State {
         }
         self.generation = table.generation;
         for slot in self.vips.iter_mut().flatten() {
-            slot.entry = table.get(&slot.vip).cloned();
-            if let Some(entry) = &slot.entry
-                && entry.key != slot.key
-            {
-                // The VIP belongs to another Service now; its traffic counts there.
-                let family = IpFamily::of(slot.vip.address.ip());
-                slot.counters = self.shared.registry.service_port(self.index, &entry.key, family);
-                slot.key = entry.key.clone();
-            }
+            slot.adopt(table.get(&slot.vip), self.index, &self.shared.registry);
         }
         self.counters.table_generation.set(self.generation);
     }
@@ -223,19 +230,15 @@ impl State {
                 return Ok(());
             }
         };
-        let Some(entry) = self.reader.load().get(&vip).cloned() else {
-            // Gone again before we got here; the control thread takes the socket away with its next command.
-            return engine.remove_socket(key);
-        };
-        let family = IpFamily::of(vip.address.ip());
-        let slot = VipSlot {
+        let mut slot = VipSlot {
             vip,
             socket: key,
-            counters: self.shared.registry.service_port(self.index, &entry.key, family),
-            key: entry.key.clone(),
-            entry: Some(entry),
+            entry: None,
+            counters: Arc::default(),
+            key: None,
             kernel_drops: 0,
         };
+        slot.adopt(self.reader.load().get(&vip), self.index, &self.shared.registry);
         match free {
             Some(index) => self.vips[index] = Some(slot),
             None => self.vips.push(Some(slot)),

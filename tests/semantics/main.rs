@@ -1,6 +1,7 @@
 //! Kubernetes semantics: joins, `strict` against kube-proxy's vectors and a naive model, `ranked`, settings, `explain`.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+mod commands;
 #[allow(dead_code)]
 #[path = "../../examples/custom_ranker.rs"]
 mod custom_ranker;

@@ -4,7 +4,7 @@ use nodeward::model::{
     Conditions, Endpoint, EndpointSlice, Hints, IpFamily, Node, ObjectName, Protocol, Service, ServicePortSpec,
     ServiceType, SessionAffinity, SlicePort, TrafficPolicy, ZONE_LABEL,
 };
-use nodeward::table::{ServicePortEntry, TierRange, Vip};
+use nodeward::table::{ServicePortEntry, TierRange, Tiers, Vip};
 use nodeward::topology::{Level, NodeContext, Policy, PortEndpoint, Rank, ServiceRule, TopologyConfig};
 use nodeward::view::{ServicePortView, service_views};
 use rand::rngs::SmallRng;
@@ -267,6 +267,7 @@ pub fn entry(view: &ServicePortView) -> ServicePortEntry {
     }
     ServicePortEntry {
         key: Arc::new(view.key.clone()),
+        id: 0,
         vip: Vip {
             address: view.vip,
             protocol: view.key.protocol,
@@ -276,7 +277,7 @@ pub fn entry(view: &ServicePortView) -> ServicePortEntry {
         affinity: view.affinity,
         verdict: view.decision.verdict,
         generation: 1,
-        tiers: ranges.into(),
+        tiers: Tiers::from(ranges),
         endpoints: endpoints.into(),
     }
 }

@@ -12,41 +12,48 @@ use std::sync::Arc;
 
 const VECTORS: &str = include_str!("../vectors/kube-parity.json");
 
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-struct Vector {
-    id: String,
-    desc: String,
-    node: String,
-    zone: String,
-    node_hints_enabled: bool,
-    internal_traffic_policy: String,
-    external_traffic_policy: String,
-    externally_accessible: bool,
-    endpoints: Vec<VectorEndpoint>,
-    expect: Expect,
+/// All vectors.
+pub fn vectors() -> Vec<Vector> {
+    let vectors: Vec<Vector> = serde_json::from_str(VECTORS).unwrap();
+    assert_eq!(vectors.len(), 46);
+    vectors
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-struct VectorEndpoint {
-    id: String,
-    ready: bool,
-    serving: bool,
-    terminating: bool,
-    node_name: Option<String>,
-    hint_nodes: Vec<String>,
-    hint_zones: Vec<String>,
+pub struct Vector {
+    pub id: String,
+    pub desc: String,
+    pub node: String,
+    pub zone: String,
+    pub node_hints_enabled: bool,
+    pub internal_traffic_policy: String,
+    pub external_traffic_policy: String,
+    pub externally_accessible: bool,
+    pub endpoints: Vec<VectorEndpoint>,
+    pub expect: Expect,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct VectorEndpoint {
+    pub id: String,
+    pub ready: bool,
+    pub serving: bool,
+    pub terminating: bool,
+    pub node_name: Option<String>,
+    pub hint_nodes: Vec<String>,
+    pub hint_zones: Vec<String>,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Expect {
-    mode: Option<String>,
-    cluster: Option<Vec<String>>,
-    local: Option<Vec<String>>,
-    reachable: Vec<String>,
-    any: bool,
+pub struct Expect {
+    pub mode: Option<String>,
+    pub cluster: Option<Vec<String>>,
+    pub local: Option<Vec<String>>,
+    pub reachable: Vec<String>,
+    pub any: bool,
 }
 
 pub fn arcs<S: AsRef<str>>(words: &[S]) -> Vec<Arc<str>> {
@@ -70,7 +77,7 @@ fn policy(word: &str) -> TrafficPolicy {
 }
 
 impl Vector {
-    fn endpoints(&self) -> Vec<Endpoint> {
+    pub fn endpoints(&self) -> Vec<Endpoint> {
         let convert = |e: &VectorEndpoint| Endpoint {
             address: address(&e.id),
             conditions: Conditions {
@@ -141,8 +148,7 @@ fn orders<T: Clone>(items: &[T], rng: &mut SmallRng) -> Vec<Vec<T>> {
 
 #[test]
 fn all_parity_vectors_in_any_order() {
-    let vectors: Vec<Vector> = serde_json::from_str(VECTORS).unwrap();
-    assert_eq!(vectors.len(), 46);
+    let vectors = vectors();
     let mut rng = rng("parity vectors");
     for v in &vectors {
         let context = context(&v.node, &v.zone);
@@ -173,7 +179,7 @@ fn all_parity_vectors_in_any_order() {
 /// The same vectors through the whole path: slices in any order, one endpoint per slice, down to the verdict.
 #[test]
 fn all_parity_vectors_through_views() {
-    let vectors: Vec<Vector> = serde_json::from_str(VECTORS).unwrap();
+    let vectors = vectors();
     let mut rng = rng("parity vectors through views");
     for v in vectors.iter().filter(|v| v.node_hints_enabled) {
         let context = context(&v.node, &v.zone);
@@ -200,7 +206,7 @@ fn all_parity_vectors_through_views() {
 
 #[test]
 fn external_verdicts_of_the_vectors() {
-    let vectors: Vec<Vector> = serde_json::from_str(VECTORS).unwrap();
+    let vectors = vectors();
     // (vector, outsiders, pods and the node itself)
     let expected = [
         ("V02", None),

@@ -34,7 +34,8 @@ pub struct LoadArgs {
     /// Number of sockets, with --ports fixed [default: 64]
     #[arg(long, value_name = "N")]
     clients: Option<usize>,
-    /// A query without a right answer after this time has failed [default: 2000; glibc 10000, musl 5000, c-ares 14000]
+    /// A query without a right answer after this time has failed [default: 2000, or
+    /// what --retransmit says: glibc 10000, musl 5000, c-ares 14000, times of your own 2000 after the last]
     #[arg(long, value_name = "MS")]
     timeout: Option<f64>,
     /// When to send an unanswered query again: none, glibc (5 s), musl (2.5 s), c-ares (2 s, 6 s), or times after the

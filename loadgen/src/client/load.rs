@@ -34,7 +34,7 @@ pub enum Retransmit {
     Musl,
     /// After 2 s and 6 s, given up after 14 s (ares_init_options(3): 2 s, three tries, doubled each time).
     CAres,
-    /// At these distances from the first send.
+    /// At these distances from the first send, given up 2 s after the last.
     After(Vec<Duration>),
 }
 
@@ -53,7 +53,8 @@ impl Retransmit {
     /// When this kind of client gives up.
     pub fn gives_up_after(&self) -> Duration {
         match self {
-            Retransmit::None | Retransmit::After(_) => Duration::from_secs(2),
+            Retransmit::None => Duration::from_secs(2),
+            Retransmit::After(offsets) => Duration::from_secs(2) + offsets.last().copied().unwrap_or_default(),
             Retransmit::Glibc => Duration::from_secs(10),
             Retransmit::Musl => Duration::from_secs(5),
             Retransmit::CAres => Duration::from_secs(14),
@@ -209,6 +210,10 @@ impl Plan {
                 "retransmit",
                 "times must be above 0, in rising order, at most 16",
             ));
+        }
+        if let Some(first) = offsets.first().filter(|&&first| first >= timeout) {
+            let why = format!("{timeout:?} is over before --retransmit sends again, after {first:?}");
+            return Err(Error::option("timeout", why));
         }
         if load.linger > Duration::from_secs(60) {
             return Err(Error::option("linger", "must be at most 60000 ms"));

@@ -94,7 +94,12 @@ fn require(ring: &IoUring) -> Result<(), SetupError> {
         ));
     }
     let mut probe = Probe::new();
-    ring.submitter().register_probe(&mut probe).map_err(SetupError::Other)?;
+    ring.submitter()
+        .register_probe(&mut probe)
+        .map_err(|error| match error.raw_os_error() {
+            Some(libc::EINVAL) => SetupError::TooOld("it cannot be asked which operations it has".to_owned()),
+            _ => classify(error),
+        })?;
     for (code, name) in [
         (opcode::RecvMsg::CODE, "RECVMSG"),
         (opcode::SendMsg::CODE, "SENDMSG"),

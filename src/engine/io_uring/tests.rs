@@ -319,3 +319,52 @@ fn more_sends_than_the_queue_holds_all_leave() {
     }
     assert!(rig.echo.failed.is_empty(), "{:?}", rig.echo.failed);
 }
+
+/// Runs `body` on a thread whose system call `call` answers with `errno`.
+fn with_syscall_denied(call: i64, errno: i32, body: impl FnOnce() + Send + 'static) {
+    use seccompiler::{SeccompAction, SeccompFilter};
+    let filter: seccompiler::BpfProgram = SeccompFilter::new(
+        [(call, vec![])].into(),
+        SeccompAction::Allow,
+        SeccompAction::Errno(errno as u32),
+        std::env::consts::ARCH.try_into().unwrap(),
+    )
+    .unwrap()
+    .try_into()
+    .unwrap();
+    let thread = std::thread::spawn(move || {
+        seccompiler::apply_filter(&filter).unwrap();
+        body();
+    });
+    thread.join().unwrap();
+}
+
+#[test]
+fn a_seccomp_profile_is_named_as_the_likely_cause() {
+    with_syscall_denied(libc::SYS_io_uring_setup, libc::EPERM, || {
+        let error = Uring::new(small(), Waker::new().unwrap()).err().unwrap();
+        assert!(matches!(error, SetupError::Forbidden { .. }), "{error}");
+        let words = error.to_string();
+        assert!(
+            words.contains("seccomp") || words.contains("io_uring_disabled"),
+            "{words}"
+        );
+    });
+}
+
+#[test]
+fn a_kernel_without_io_uring_is_told_from_one_that_forbids_it() {
+    with_syscall_denied(libc::SYS_io_uring_setup, libc::ENOSYS, || {
+        let error = Uring::new(small(), Waker::new().unwrap()).err().unwrap();
+        assert!(matches!(error, SetupError::Missing(_)), "{error}");
+        assert!(error.to_string().contains("6.1"), "{error}");
+    });
+}
+
+#[test]
+fn a_kernel_that_refuses_registrations_is_too_old() {
+    with_syscall_denied(libc::SYS_io_uring_register, libc::EINVAL, || {
+        let error = Uring::new(small(), Waker::new().unwrap()).err().unwrap();
+        assert!(matches!(error, SetupError::TooOld(_)), "{error}");
+    });
+}

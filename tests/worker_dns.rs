@@ -1,0 +1,434 @@
+//! A worker on loopback: real sockets, a real table, no redirection. VIPs are loopback addresses dialled directly.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+use nodeward::health::FailingEndpoints;
+use nodeward::model::{IpFamily, ObjectName, Protocol, ServicePortKey, SessionAffinity};
+use nodeward::net::socket::vip_udp;
+use nodeward::table::affinity::AffinityMemory;
+use nodeward::table::publish::Publisher;
+use nodeward::table::{TableBuilder, Vip};
+use nodeward::telemetry::{DropReason, Registry, ServicePortSnapshot};
+use nodeward::topology::{
+    Decision, Interpretation, Placement, Policy, PortEndpoint, Profile, Rank, Reason, SourceAddress, Tier, Verdict,
+};
+use nodeward::view::{ServicePortView, SettingOrigin, Settings};
+use nodeward::worker::{Clock, Command, Handle, Shared, WorkerConfig};
+use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::time::{Duration, Instant};
+
+/// A loopback address of its own for each test: tests run in parallel.
+fn address() -> Ipv4Addr {
+    static NEXT: AtomicU8 = AtomicU8::new(1);
+    let process = (std::process::id() % 200) as u8;
+    Ipv4Addr::new(127, 7, process, NEXT.fetch_add(1, Ordering::Relaxed))
+}
+
+struct Rig {
+    builder: TableBuilder,
+    publisher: Publisher,
+    worker: Handle,
+    registry: Arc<Registry>,
+    vip: Vip,
+    key: ServicePortKey,
+}
+
+impl Rig {
+    fn new(endpoints: &[(SocketAddr, u8)]) -> Self {
+        Self::with(endpoints, |_| {})
+    }
+
+    fn with(endpoints: &[(SocketAddr, u8)], change: impl FnOnce(&mut WorkerConfig)) -> Self {
+        Self::at(SocketAddr::new(address().into(), 5353), endpoints, change)
+    }
+
+    fn at(vip: SocketAddr, endpoints: &[(SocketAddr, u8)], change: impl FnOnce(&mut WorkerConfig)) -> Self {
+        let key = ServicePortKey {
+            service: ObjectName::new("kube-system", "kube-dns"),
+            port_name: "dns".into(),
+            port: 53,
+            protocol: Protocol::Udp,
+        };
+        let vip = Vip {
+            address: vip,
+            protocol: Protocol::Udp,
+        };
+        let mut config = WorkerConfig {
+            index: 0,
+            cpu: None,
+            engine: Default::default(),
+            max_outstanding: 1024,
+            stored_bytes: 1 << 20,
+            dns_timeout: 3000,
+            upstream_sockets: 16,
+            upstream_receive_buffer: 1 << 20,
+        };
+        change(&mut config);
+        let registry = Arc::new(Registry::new(1));
+        let shared = Shared {
+            clock: Clock::start(),
+            failing: Arc::new(FailingEndpoints::default()),
+            affinity: Arc::new(AffinityMemory::new(1024)),
+            registry: registry.clone(),
+        };
+        let builder = TableBuilder::new();
+        let mut publisher = Publisher::new(builder.table().clone());
+        let worker = Handle::start(config, publisher.reader(), shared).unwrap();
+        let mut rig = Self {
+            builder,
+            publisher,
+            worker,
+            registry,
+            vip,
+            key,
+        };
+        rig.publish(endpoints);
+        let socket = vip_udp(rig.vip.address, 0, 4 << 20).expect("needs CAP_NET_ADMIN for a transparent socket");
+        rig.worker.send(Command::AddVip { vip: rig.vip, socket });
+        until("the VIP to be opened", || rig.worker.is_caught_up());
+        rig
+    }
+
+    /// A table in which the service port has these endpoints at these ranks.
+    fn publish(&mut self, endpoints: &[(SocketAddr, u8)]) {
+        let mut sorted = endpoints.to_vec();
+        sorted.sort();
+        let mut ranks: Vec<u8> = sorted.iter().map(|e| e.1).collect();
+        ranks.sort_unstable();
+        ranks.dedup();
+        let endpoint = |address: SocketAddr| PortEndpoint {
+            address,
+            endpoint: nodeward::model::Endpoint {
+                address: address.ip(),
+                conditions: nodeward::model::Conditions::DEFAULT,
+                node: None,
+                zone: None,
+                hints: None,
+                target_uid: 0,
+            },
+        };
+        let view = ServicePortView {
+            key: self.key.clone(),
+            family: IpFamily::of(self.vip.address.ip()),
+            vip: self.vip.address,
+            settings: Settings {
+                policy: (Policy::PreferSameNode, SettingOrigin::Default),
+                interpretation: (Interpretation::Ranked, SettingOrigin::Default),
+                profile: (Profile::Dns, SettingOrigin::Default),
+                source_address: (SourceAddress::Node, SettingOrigin::Default),
+                notices: Vec::new(),
+            },
+            affinity: SessionAffinity::None,
+            endpoints: sorted.iter().map(|e| endpoint(e.0)).collect(),
+            decision: Decision {
+                tiers: ranks
+                    .iter()
+                    .map(|&r| Tier {
+                        rank: Rank(r),
+                        terminating: false,
+                    })
+                    .collect(),
+                placements: sorted
+                    .iter()
+                    .map(|e| Placement {
+                        rank: Rank(e.1),
+                        tier: ranks.iter().position(|r| *r == e.1).map(|t| t as u8),
+                        reason: Reason::Chosen,
+                    })
+                    .collect(),
+                verdict: if endpoints.is_empty() {
+                    Verdict::Reject
+                } else {
+                    Verdict::Forward
+                },
+                any_usable: !endpoints.is_empty(),
+            },
+            external: None,
+        };
+        if let Some(table) = self.builder.update([(self.key.service.clone(), vec![view])]) {
+            let generation = table.generation;
+            self.publisher.publish(table);
+            self.worker.wake();
+            until("the table to be applied", || self.publisher.applied() >= generation);
+        }
+    }
+
+    fn client(&self) -> UdpSocket {
+        let client = UdpSocket::bind((self.vip.address.ip(), 0)).unwrap();
+        // Connected: the kernel lets nothing through that does not come from the VIP and its port.
+        client.connect(self.vip.address).unwrap();
+        client.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+        client
+    }
+
+    fn counts(&self) -> ServicePortSnapshot {
+        self.registry.snapshot()[&(self.key.clone(), IpFamily::of(self.vip.address.ip()))].clone()
+    }
+
+    fn dropped(&self, reason: DropReason) -> u64 {
+        self.counts().dropped[reason as usize]
+    }
+}
+
+fn until(what: &str, mut done: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while !done() {
+        assert!(Instant::now() < deadline, "waited too long for {what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn query(id: u16, name: &str) -> Vec<u8> {
+    let mut m = id.to_be_bytes().to_vec();
+    m.extend([1, 0, 0, 1, 0, 0, 0, 0, 0, 0, name.len() as u8]);
+    m.extend(name.as_bytes());
+    m.extend([0, 0, 1, 0, 1]);
+    m
+}
+
+/// An endpoint that answers each datagram with what `answer` makes of it, until the test ends.
+fn endpoint(answer: impl Fn(&UdpSocket, SocketAddr, &[u8]) + Send + 'static) -> SocketAddr {
+    let socket = UdpSocket::bind((address(), 0)).unwrap();
+    let at = socket.local_addr().unwrap();
+    std::thread::spawn(move || {
+        let mut buffer = vec![0; 65_536];
+        while let Ok((n, from)) = socket.recv_from(&mut buffer) {
+            answer(&socket, from, &buffer[..n]);
+        }
+    });
+    at
+}
+
+fn echo() -> SocketAddr {
+    endpoint(|socket, from, message| {
+        let mut answer = message.to_vec();
+        if answer.len() > 2 {
+            answer[2] |= 0x80;
+        }
+        socket.send_to(&answer, from).unwrap();
+    })
+}
+
+fn exchange(client: &UdpSocket, message: &[u8]) -> Vec<u8> {
+    client.send(message).unwrap();
+    let mut buffer = vec![0; 65_536];
+    let n = client.recv(&mut buffer).unwrap();
+    buffer.truncate(n);
+    buffer
+}
+
+#[test]
+fn a_query_comes_back_from_the_vip() {
+    let rig = Rig::new(&[(echo(), 0)]);
+    let client = rig.client();
+    for id in 0..50 {
+        let sent = query(id, "kubernetes");
+        let answer = exchange(&client, &sent);
+        assert_eq!(answer[..2], sent[..2]);
+        assert_eq!(answer[3..], sent[3..]);
+    }
+    until("the counters", || rig.counts().answered == 50);
+    let counts = rig.counts();
+    assert_eq!(
+        (counts.received, counts.forwarded[0], counts.dropped.iter().sum()),
+        (50, 50, 0)
+    );
+    rig.worker.stop();
+}
+
+#[test]
+fn large_messages_pass_whole_both_ways() {
+    let rig = Rig::new(&[(echo(), 0)]);
+    let client = rig.client();
+    for size in [512usize, 1232, 4096, 8932, 65_507] {
+        let mut sent = query(size as u16, "large");
+        sent.resize(size, 0xa5);
+        let answer = exchange(&client, &sent);
+        assert_eq!(answer.len(), size);
+        assert_eq!(answer[3..], sent[3..]);
+    }
+    rig.worker.stop();
+}
+
+#[test]
+fn empty_and_malformed_datagrams_are_counted_and_stop_nothing() {
+    let rig = Rig::new(&[(echo(), 0)]);
+    let client = rig.client();
+    client.send(b"").unwrap();
+    client.send(b"no dns").unwrap();
+    exchange(&client, &query(1, "after"));
+    until("the counters", || rig.dropped(DropReason::Malformed) == 2);
+    let counts = rig.counts();
+    assert_eq!(
+        counts.received,
+        counts.forwarded.iter().sum::<u64>() + counts.dropped.iter().sum::<u64>()
+    );
+    rig.worker.stop();
+}
+
+#[test]
+fn a_refusing_endpoint_costs_no_query() {
+    let closed = UdpSocket::bind((address(), 0)).unwrap().local_addr().unwrap();
+    let rig = Rig::new(&[(closed, 0), (echo(), 1)]);
+    let clients: Vec<UdpSocket> = (0..8).map(|_| rig.client()).collect();
+    let start = Instant::now();
+    for round in 0..100 {
+        for (n, client) in clients.iter().enumerate() {
+            client.send(&query(round * 8 + n as u16, "moved")).unwrap();
+        }
+        for client in &clients {
+            client.recv(&mut [0; 512]).unwrap();
+        }
+    }
+    assert!(
+        start.elapsed() < Duration::from_secs(5),
+        "moves take no time-out: {:?}",
+        start.elapsed()
+    );
+    let counts = rig.counts();
+    assert!(counts.moved > 0);
+    assert_eq!(counts.synthesized, 0);
+    assert!(
+        counts.forwarded[1] > 700,
+        "once it is known to refuse, nothing goes there: {:?}",
+        counts.forwarded
+    );
+    rig.worker.stop();
+}
+
+#[test]
+fn when_everybody_refuses_the_client_hears_servfail_at_once() {
+    let closed = || UdpSocket::bind((address(), 0)).unwrap().local_addr().unwrap();
+    let rig = Rig::new(&[(closed(), 0), (closed(), 1)]);
+    let client = rig.client();
+    let start = Instant::now();
+    let answer = exchange(&client, &query(7, "nobody"));
+    assert_eq!(answer[3] & 0x0f, 2);
+    assert!(start.elapsed() < Duration::from_millis(500), "{:?}", start.elapsed());
+    rig.worker.stop();
+}
+
+#[test]
+fn a_silent_endpoint_is_asked_round() {
+    let silent = endpoint(|_, _, _| {});
+    let rig = Rig::new(&[(silent, 0), (echo(), 1)]);
+    let client = rig.client();
+    let start = Instant::now();
+    let answer = exchange(&client, &query(7, "silence"));
+    assert_eq!(answer[3] & 0x0f, 0);
+    let took = start.elapsed();
+    assert!(
+        (Duration::from_millis(400)..Duration::from_secs(2)).contains(&took),
+        "{took:?}"
+    );
+    assert_eq!(rig.counts().retries, 1);
+    rig.worker.stop();
+}
+
+#[test]
+fn an_answer_from_another_address_is_dropped_and_counted() {
+    let liar = endpoint(|socket, from, message| {
+        let mut answer = message.to_vec();
+        answer[2] |= 0x80;
+        // The right content from the wrong port first, then the right answer.
+        let other = UdpSocket::bind((socket.local_addr().unwrap().ip(), 0)).unwrap();
+        answer[3] = 5;
+        other.send_to(&answer, from).unwrap();
+        std::thread::sleep(Duration::from_millis(20));
+        answer[3] = 0;
+        socket.send_to(&answer, from).unwrap();
+    });
+    let rig = Rig::new(&[(liar, 0)]);
+    let client = rig.client();
+    let answer = exchange(&client, &query(7, "forged"));
+    assert_eq!(answer[3] & 0x0f, 0, "the forged one said REFUSED");
+    until("the counter", || rig.dropped(DropReason::WrongSource) == 1);
+    rig.worker.stop();
+}
+
+#[test]
+fn a_new_table_moves_the_next_query_of_a_fixed_port() {
+    let (a, b) = (echo(), echo());
+    let mut rig = Rig::new(&[(a, 0), (b, 1)]);
+    let client = rig.client();
+    exchange(&client, &query(1, "first"));
+    rig.publish(&[(b, 1)]);
+    exchange(&client, &query(2, "second"));
+    rig.publish(&[(a, 0), (b, 1)]);
+    exchange(&client, &query(3, "third"));
+    until("the counters", || rig.counts().answered == 3);
+    assert_eq!(rig.counts().forwarded[..2], [2, 1]);
+    rig.worker.stop();
+}
+
+#[test]
+fn without_endpoints_queries_are_counted_as_dropped() {
+    let mut rig = Rig::new(&[(echo(), 0)]);
+    let client = rig.client();
+    exchange(&client, &query(1, "served"));
+    rig.publish(&[]);
+    client.send(&query(2, "nobody")).unwrap();
+    until("the counter", || rig.dropped(DropReason::NoEndpoint) == 1);
+    rig.worker.stop();
+}
+
+#[test]
+fn the_probe_comes_back_and_a_removed_vip_is_free_again() {
+    let mut rig = Rig::new(&[(echo(), 0)]);
+    let prober = UdpSocket::bind("127.0.0.1:0").unwrap();
+    prober.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+    prober.send_to(b"turning?", rig.worker.started().probe).unwrap();
+    let mut back = [0; 16];
+    assert_eq!(prober.recv(&mut back).unwrap(), 8);
+    rig.worker.send(Command::RemoveVip(rig.vip));
+    until("the socket to be closed", || UdpSocket::bind(rig.vip.address).is_ok());
+    rig.worker.stop();
+}
+
+/// Offered = forwarded + dropped, exactly, also when the worker cannot keep up and the kernel drops.
+#[test]
+fn accounts_balance_under_overload() {
+    let rig = Rig::with(&[(echo(), 0)], |config| {
+        config.max_outstanding = 64;
+        config.engine.buffers = 8;
+    });
+    let clients: Vec<UdpSocket> = (0..4).map(|_| rig.client()).collect();
+    let mut offered = 0u64;
+    for round in 0..5_000u16 {
+        for client in &clients {
+            offered += u64::from(client.send(&query(round, "flood")).is_ok());
+        }
+    }
+    until("everything to be accounted for", || {
+        let c = rig.counts();
+        // The kernel's own drops are read once a second.
+        c.received == offered && c.received == c.forwarded.iter().sum::<u64>() + c.dropped.iter().sum::<u64>()
+    });
+    rig.worker.stop();
+}
+
+#[test]
+fn ipv6_vips_work_alike() {
+    let Ok(free) = UdpSocket::bind("[::1]:0").and_then(|s| s.local_addr()) else {
+        eprintln!("skipped: this machine has no IPv6 loopback");
+        return;
+    };
+    let server = UdpSocket::bind("[::1]:0").unwrap();
+    let closed = UdpSocket::bind("[::1]:0").unwrap().local_addr().unwrap();
+    let endpoint = server.local_addr().unwrap();
+    std::thread::spawn(move || {
+        let mut buffer = [0; 65_536];
+        while let Ok((n, from)) = server.recv_from(&mut buffer) {
+            buffer[2] |= 0x80;
+            server.send_to(&buffer[..n], from).unwrap();
+        }
+    });
+    let rig = Rig::at(free, &[(closed, 0), (endpoint, 1)], |_| {});
+    let client = rig.client();
+    for id in 0..10 {
+        let answer = exchange(&client, &query(id, "six"));
+        assert_eq!(answer[3] & 0x0f, 0, "the refusal moved it");
+    }
+    rig.worker.stop();
+}
