@@ -5,6 +5,7 @@
 
 pub mod chunks;
 pub mod dns;
+pub mod oneway;
 pub mod wheel;
 
 /// Milliseconds on the worker's monotonic clock.

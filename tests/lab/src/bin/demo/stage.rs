@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use nodeward_lab::{
-    Agent, AgentOptions, DnsServer, DnsServerKind, EndpointState, Error, Host, KubeProxy, Lab, LabService, Manifests,
-    NatService, Pod, Proto, ProxyMode, Result, WhenEmpty, wait_until,
+    Agent, AgentOptions, Cmd, DnsServer, DnsServerKind, EndpointState, Error, Host, KubeProxy, Lab, LabService,
+    Manifests, NatService, Pod, Proto, ProxyMode, Result, WhenEmpty, wait_until,
 };
 
 use crate::load::{Load, Report};
@@ -174,10 +174,12 @@ impl Stage {
         self.become_ready(node)
     }
 
-    /// What the stand-in does from now on.
+    /// What the stand-in does from now on, without memory of what it did before.
     pub fn set_traffic(&mut self, traffic: Traffic) -> Result<()> {
         self.traffic = traffic;
-        self.publish()
+        self.publish()?;
+        let flush = Cmd::new("conntrack").arg("-F");
+        self.lab.node("n1")?.netns().check(flush).map(|_| ())
     }
 
     /// Runs a load to its end while `events` happen.
