@@ -104,7 +104,8 @@ fn check_says_what_it_finds() {
     let check = |text_of_file: &str| {
         std::fs::write(&config, text_of_file).unwrap();
         let out = nodeward(&["check", "--config", config.to_str().unwrap(), "-o", "json"]);
-        let v: serde_json::Value = serde_json::from_slice(&out.stdout).expect(&text(&out.stderr));
+        let v: serde_json::Value =
+            serde_json::from_slice(&out.stdout).unwrap_or_else(|e| panic!("{e}: {}", text(&out.stderr)));
         let refused = v["verdict"] == "refuse";
         assert_eq!(out.status.code(), Some(i32::from(refused)), "{v}");
         v["findings"].as_array().unwrap().clone()

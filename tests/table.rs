@@ -129,7 +129,8 @@ fn services_come_and_go() {
     assert!(table.get(&vip(1, 80, Protocol::Tcp)).is_none());
     assert!(table.get(&vip(2, 80, Protocol::Tcp)).is_some());
     let table = bed.apply([Change::ServiceDeleted(name("web"))]).unwrap();
-    assert!(table.is_empty() && table.len() == 0);
+    assert!(table.is_empty());
+    assert_eq!(table.len(), 0);
 }
 
 #[test]

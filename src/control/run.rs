@@ -259,7 +259,7 @@ impl Control {
     /// Reads what changed and brings it to the workers. `since` is when the first event arrived.
     async fn load(&mut self, since: Instant) {
         let changes: Vec<Change> = self.source.load();
-        report::source(&self);
+        report::source(self);
         let result = {
             let mut store = self.agent.store.write().unwrap_or_else(PoisonError::into_inner);
             store.apply(changes)
