@@ -3,10 +3,10 @@
 //! Exit codes: 0 fine, 1 failed, 2 wrong usage or input. Results go to standard output, everything else to standard
 //! error. Nothing here decides anything about traffic.
 
-pub mod check;
-pub mod cleanup;
 #[cfg(feature = "dataplane")]
 mod bench;
+pub mod check;
+pub mod cleanup;
 mod config;
 mod dump;
 mod endpoints;
