@@ -15,7 +15,7 @@ fn agent() -> UdpSocket {
     let socket: UdpSocket = vip_udp(SocketAddr::new(address().into(), 8126), 0, 8 << 20)
         .unwrap()
         .into();
-    socket.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
+    socket.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
     socket
 }
 
@@ -30,6 +30,7 @@ fn rig(endpoints: &[(SocketAddr, u8)]) -> Rig {
 
 /// Reads everything an agent has got.
 fn drain(agent: &UdpSocket) -> Vec<Vec<u8>> {
+    agent.set_read_timeout(Some(Duration::from_millis(500))).unwrap();
     let mut all = Vec::new();
     let mut buffer = vec![0; 65_536];
     while let Ok(n) = agent.recv(&mut buffer) {
