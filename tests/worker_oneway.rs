@@ -15,6 +15,7 @@ fn agent() -> UdpSocket {
     let socket: UdpSocket = vip_udp(SocketAddr::new(address().into(), 8126), 0, 8 << 20)
         .unwrap()
         .into();
+    socket.set_nonblocking(false).unwrap();
     socket.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
     socket
 }
