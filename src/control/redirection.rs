@@ -3,6 +3,7 @@
 
 use super::vips::Vips;
 use crate::model::{IpFamily, Protocol};
+use crate::redirect::verdict::{self, Severity};
 use crate::redirect::{Desired, Redirect, RedirectConfig, RedirectCounters, RedirectError, RedirectEvent};
 use crate::telemetry::metrics::ControlMetrics;
 use std::collections::BTreeSet;
@@ -12,6 +13,23 @@ use tokio::sync::mpsc;
 /// First and longest wait before a lost redirection is installed again.
 const AGAIN_MIN: Duration = Duration::from_millis(100);
 const AGAIN_MAX: Duration = Duration::from_secs(10);
+
+/// The verdict on this node: warnings are logged; refusals are the error, one line each.
+pub async fn examine(config: &RedirectConfig) -> Result<(), String> {
+    let verdict = verdict::examine(config, &[]).await;
+    for warning in verdict.of_severity(Severity::Warning) {
+        tracing::warn!("{warning}");
+    }
+    let refusals: Vec<String> = verdict
+        .of_severity(Severity::Refuse)
+        .map(|f| format!("\n  {f}"))
+        .collect();
+    if refusals.is_empty() {
+        Ok(())
+    } else {
+        Err(refusals.concat())
+    }
+}
 
 /// One instance's redirection.
 pub struct Redirection {

@@ -2,7 +2,7 @@
 
 use super::agent::Agent;
 use super::lease::{self, Health, Prober};
-use super::redirection::Redirection;
+use super::redirection::{self, Redirection};
 use super::report;
 use super::settings;
 use super::vips::{Action, Vips};
@@ -11,6 +11,7 @@ use crate::config::{Config, ConfigError};
 use crate::health::FailingEndpoints;
 use crate::model::{Change, NodeName, ObjectName, Service};
 use crate::net::{cpu, socket, watch};
+use crate::redirect::verdict::{self, Severity};
 use crate::redirect::{Marks, RedirectError};
 use crate::source::file::{FileSource, SourceError};
 use crate::store::Changes;
@@ -55,6 +56,9 @@ pub enum RunError {
     /// A worker cannot start.
     #[error(transparent)]
     Worker(#[from] StartError),
+    /// This node cannot carry the redirection.
+    #[error("this node cannot carry the redirection, so nothing is taken over (`nodeward check` tells more):{0}")]
+    Verdict(String),
     /// The redirection cannot be installed.
     #[error(transparent)]
     Redirect(#[from] RedirectError),
@@ -135,7 +139,12 @@ impl Control {
         let redirect_config = settings::redirect(&config);
         let marks = redirect_config.marks();
         let redirection = match config.redirect.enabled {
-            true => Some(Redirection::install(redirect_config).await?),
+            true => {
+                redirection::examine(&redirect_config)
+                    .await
+                    .map_err(RunError::Verdict)?;
+                Some(Redirection::install(redirect_config).await?)
+            }
             false => None,
         };
         let probes = workers.iter().map(|w| w.started().probe);
@@ -374,6 +383,13 @@ impl Control {
             Some(_) => self.marks.listener_socket,
             None => 0,
         };
+        if self.redirection.is_some() {
+            let local = verdict::local_vips(&[vip.address.ip()]);
+            if let Some(finding) = local.iter().find(|f| f.severity == Severity::Refuse) {
+                tracing::error!(vip = %vip.address, "{finding}");
+                return self.vips.refuse(vip, finding.to_string(), now + OPEN_AGAIN);
+            }
+        }
         let sockets: io::Result<Vec<OwnedFd>> = (0..self.workers.len())
             .map(|_| socket::vip_udp(vip.address, mark, receive_buffer))
             .collect();

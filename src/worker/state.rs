@@ -306,7 +306,7 @@ impl State {
         }
     }
 
-    fn from_client(&mut self, out: &mut dyn Outbox, service: u32, datagram: Datagram<'_>) {
+    fn client_datagram(&mut self, out: &mut dyn Outbox, service: u32, datagram: Datagram<'_>) {
         let Some(slot) = self.vips.get(service as usize).and_then(Option::as_ref) else {
             return;
         };
@@ -377,7 +377,7 @@ fn means_unreachable(errno: i32) -> bool {
 impl Handler for State {
     fn datagram(&mut self, out: &mut dyn Outbox, token: u32, datagram: Datagram<'_>) {
         match Token::unpack(token) {
-            Token::Vip(service) => self.from_client(out, service, datagram),
+            Token::Vip(service) => self.client_datagram(out, service, datagram),
             Token::Upstream(_) if datagram.truncated => self.counters.stray_answers.add(1),
             Token::Upstream(socket) => {
                 let (from, payload) = (datagram.from, datagram.payload);

@@ -7,6 +7,8 @@
 mod firewall;
 mod kernel;
 mod neighbours;
+
+pub use neighbours::local_vips;
 mod walk;
 
 pub(in crate::redirect) use kernel::missing_features;
@@ -76,6 +78,16 @@ impl Finding {
             severity: Severity::Refuse,
             message: message.into(),
             fix: Some(fix.into()),
+        }
+    }
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.check, self.message)?;
+        match &self.fix {
+            Some(fix) => write!(f, "; to do: {fix}"),
+            None => Ok(()),
         }
     }
 }

@@ -170,7 +170,7 @@ pub(super) fn interfaces() -> Vec<Finding> {
 }
 
 /// A VIP that is an address of the node goes to whoever listens there, and other programs may answer for it.
-pub(super) fn local_vips(vips: &[IpAddr]) -> Vec<Finding> {
+pub fn local_vips(vips: &[IpAddr]) -> Vec<Finding> {
     let Ok(addresses) = getifaddrs() else {
         return vec![Finding::warning(
             "local-vip",
