@@ -356,6 +356,18 @@ fn answer_from_elsewhere(bench: &Bench) {
         )
         .unwrap();
     }
+    let counted = || -> u64 {
+        let metrics = bench.agent.metrics().unwrap();
+        let dropped = metrics
+            .lines()
+            .filter(|l| l.starts_with("nodeward_dropped_datagrams_total"));
+        let wrong = dropped.filter(|l| l.contains("\"wrong_source\""));
+        wrong.filter_map(|l| l.rsplit(' ').next()?.parse::<u64>().ok()).sum()
+    };
+    wait_until("the dropped answers being counted", Duration::from_secs(2), || {
+        counted() >= 4
+    })
+    .unwrap();
 }
 
 /// Rules and routes that somebody removes are back within a second.

@@ -382,6 +382,29 @@ fn removed_rules_and_routes_come_back_within_a_second() {
 }
 
 #[test]
+fn what_cannot_be_put_back_is_told_and_does_not_hinder_the_rest() {
+    on_a_node(|| {
+        block_on(async {
+            let (_redirect, mut events) = install(config()).await;
+            // Without IPv6 its local route cannot exist; the rules can.
+            sysctl("ipv6/conf/all/disable_ipv6", "1");
+            run("ip rule del pref 99");
+            let (mut restored, mut refused) = (false, false);
+            while !(restored && refused) {
+                match tokio::time::timeout(Duration::from_secs(3), events.recv())
+                    .await
+                    .unwrap()
+                {
+                    Some(RedirectEvent::Restored(items)) => restored |= items == ["IPv4 routing rule 99"],
+                    Some(RedirectEvent::NotRestored(error)) => refused |= error.starts_with("IPv6 local route"),
+                    other => panic!("{other:?}"),
+                }
+            }
+        });
+    });
+}
+
+#[test]
 fn one_live_instance_per_id_and_two_ids_side_by_side() {
     on_a_node(|| {
         let lab = Lab::new();

@@ -48,6 +48,7 @@ impl AgentView for Fake {
                     reason: None,
                     rank: Some("node".into()),
                     endpoints: 1,
+                    notices: 1,
                 },
                 ServicePortStatus {
                     service: "kube-system/kube-dns".into(),
@@ -59,6 +60,7 @@ impl AgentView for Fake {
                     reason: Some("TCP is not built yet".into()),
                     rank: None,
                     endpoints: 0,
+                    notices: 0,
                 },
             ],
             ..Status::default()

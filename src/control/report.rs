@@ -129,6 +129,7 @@ fn service_port(entry: &ServicePortEntry, control: &Control, context: &NodeConte
         reason,
         rank: first.map(|tier| context.rank_name(tier.rank).to_owned()),
         endpoints: first.map_or(0, |tier| entry.endpoints_of(tier).len()),
+        notices: entry.notices.into(),
     }
 }
 
@@ -169,6 +170,7 @@ fn conflict(conflict: &Conflict) -> impl Iterator<Item = ServicePortStatus> + '_
         )),
         rank: None,
         endpoints: 0,
+        notices: 0,
     })
 }
 

@@ -36,9 +36,8 @@ pub enum Action {
 /// Whether this version can carry a service port's traffic; if not, why, for people.
 pub fn carried(protocol: Protocol, profile: Profile) -> Result<(), &'static str> {
     match (protocol, profile) {
-        (Protocol::Udp, Profile::Dns) => Ok(()),
+        (Protocol::Udp, Profile::Dns | Profile::Oneway) => Ok(()),
         (Protocol::Tcp, _) => Err("TCP is not carried yet; kube-proxy serves this port"),
-        (Protocol::Udp, Profile::Oneway) => Err("profile oneway is not carried yet; kube-proxy serves this port"),
         (Protocol::Udp, _) => Err("profile stream is not carried yet; kube-proxy serves this port"),
         (Protocol::Sctp, _) => Err("SCTP is not carried; kube-proxy serves this port"),
     }

@@ -196,7 +196,7 @@ impl Holder {
         let changes = Changes::open().map_err(other)?;
         let plan = Plan::of(config);
         let result = async {
-            routing.ensure(plan, &families).await.map_err(Failure::Routing)?;
+            routing.ensure(plan, &families).await.1.map_err(Failure::Routing)?;
             install_table(config, &families).await
         };
         match result.await {
@@ -256,12 +256,12 @@ impl Holder {
                 () = check => {
                     due = None;
                     not_before = Instant::now() + CHECK_APART;
-                    match self.routing.ensure(self.plan, &self.families).await {
-                        Ok(restored) if restored.is_empty() => {}
-                        Ok(restored) => {
-                            agent.send(&Reply::Restored(restored.iter().map(ToString::to_string).collect())).await?;
-                        }
-                        Err(e) => agent.send(&Reply::NotRestored(e)).await?,
+                    let (restored, result) = self.routing.ensure(self.plan, &self.families).await;
+                    if !restored.is_empty() {
+                        agent.send(&Reply::Restored(restored.iter().map(ToString::to_string).collect())).await?;
+                    }
+                    if let Err(e) = result {
+                        agent.send(&Reply::NotRestored(e)).await?;
                     }
                 }
             }

@@ -54,29 +54,22 @@ impl Routing {
         })
     }
 
-    /// Adds what is missing and returns it. Adding is exclusive, so what is there already is left alone: no listing.
-    ///
-    /// # Errors
-    /// The first refusal, with the item's name.
-    pub(super) async fn ensure(&self, plan: Plan, families: &[IpFamily]) -> Result<Vec<Item>, String> {
+    /// Adds what is missing and returns it, with the first refusal; the rest is added nevertheless. Adding is exclusive, so
+    /// what is there already is left alone: no listing.
+    pub(super) async fn ensure(&self, plan: Plan, families: &[IpFamily]) -> (Vec<Item>, Result<(), String>) {
         let mut added = Vec::new();
+        let mut failure = Ok(());
         for family in families {
-            let mut request = self.handle.route().add(self.route(plan, *family));
-            *request.message_mut() = self.route(plan, *family);
-            let item = Item::Route(*family, plan.table);
-            record(item, request.execute().await, EEXIST, &mut added)?;
+            let result = self.handle.route().add(self.route(plan, *family)).execute().await;
+            failure = failure.and(record(Item::Route(*family, plan.table), result, EEXIST, &mut added));
             for (priority, rule) in rules(plan, *family) {
                 let mut request = self.handle.rule().add();
                 *request.message_mut() = rule;
-                record(
-                    Item::Rule(*family, priority),
-                    request.execute().await,
-                    EEXIST,
-                    &mut added,
-                )?;
+                let result = request.execute().await;
+                failure = failure.and(record(Item::Rule(*family, priority), result, EEXIST, &mut added));
             }
         }
-        Ok(added)
+        (added, failure)
     }
 
     /// Removes our rules and routes, as far as they exist, and returns what was there.

@@ -214,6 +214,7 @@ fn compile(view: ServicePortView, generation: u64) -> ServicePortEntry {
         profile: view.settings.profile.0,
         source_address: view.settings.source_address.0,
         affinity: view.affinity,
+        notices: view.settings.notices.len().try_into().unwrap_or(u16::MAX),
         verdict: view.decision.verdict,
         generation,
         tiers: tiers.into(),

@@ -113,6 +113,8 @@ pub struct ServicePortEntry {
     pub source_address: SourceAddress,
     /// Affinity.
     pub affinity: SessionAffinity,
+    /// How many of the Service's words were ignored or are deprecated; `explain` tells which.
+    pub notices: u16,
     /// What to do with a new flow.
     pub verdict: Verdict,
     /// Generation of the table in which this entry last changed; a flow that remembers it need not look again.
@@ -201,6 +203,7 @@ impl ServicePortEntry {
             && self.profile == other.profile
             && self.source_address == other.source_address
             && self.affinity == other.affinity
+            && self.notices == other.notices
             && self.key == other.key
     }
 }

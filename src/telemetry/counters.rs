@@ -19,6 +19,12 @@ impl Counter {
             .store(self.0.load(Ordering::Relaxed).wrapping_add(n), Ordering::Relaxed);
     }
 
+    /// Takes back what was counted too early: a send that the kernel refused after it was queued.
+    pub fn take_back(&self, n: u64) {
+        self.0
+            .store(self.0.load(Ordering::Relaxed).wrapping_sub(n), Ordering::Relaxed);
+    }
+
     /// Sets a gauge.
     pub fn set(&self, n: u64) {
         self.0.store(n, Ordering::Relaxed);

@@ -300,6 +300,15 @@ impl Scrape {
             (labels, u64::from(intercepting))
         });
         write_rows(encoder, "intercepting", help, true, rows)?;
+        let help = "Words of a Service that were ignored or are deprecated (nodeward explain tells which)";
+        let rows = s.services.iter().map(|p| {
+            let (namespace, service) = p.service.split_once('/').unwrap_or(("", &p.service));
+            (
+                labels(namespace, service, &p.port, &p.protocol, &p.family),
+                p.notices as u64,
+            )
+        });
+        write_rows(encoder, "service_notices", help, true, rows)?;
         let engine: Labels = vec![("engine", s.engine.name.clone()), ("why", s.engine.why.clone())];
         write_info(encoder, "engine", "The engine in use, and why", &engine)?;
         let build: Labels = vec![("version", s.version.clone())];

@@ -90,6 +90,9 @@ pub struct ServicePortStatus {
     pub rank: Option<String>,
     /// Endpoints in the rank in use.
     pub endpoints: usize,
+    /// Words of the Service that were ignored or are deprecated; `nodeward explain` tells which.
+    #[serde(default)]
+    pub notices: usize,
 }
 
 /// The states of a service port.

@@ -3,6 +3,7 @@
 use super::state::{Tag, VipSlot};
 use crate::engine::{Outbox, SocketKey};
 use crate::flow::dns::{Choice, Count, SendTag, Shell};
+use crate::flow::oneway;
 use crate::health::FailingEndpoints;
 use crate::model::{Protocol, SessionAffinity};
 use crate::table::affinity::AffinityMemory;
@@ -114,5 +115,33 @@ impl Shell for WorkerShell<'_> {
 
     fn stray_answer(&mut self) {
         self.counters.stray_answers.add(1);
+    }
+}
+
+impl oneway::Shell for WorkerShell<'_> {
+    fn best(&mut self, service: u32, client: IpAddr) -> Option<oneway::Target> {
+        let entry = self.vip(service)?.entry.as_ref()?;
+        let usable = |endpoint: &SocketAddr| !self.failing.is_failing(endpoint, Protocol::Udp, self.now);
+        let picked = self.affinity.pick(entry, client, (self.now / 1000) as u32, usable)?;
+        Some(oneway::Target {
+            endpoint: picked.endpoint,
+            rank: picked.rank.0,
+            panic: picked.panic,
+        })
+    }
+
+    fn usable(&self, service: u32, endpoint: &SocketAddr) -> Option<u8> {
+        let rank = Shell::rank(self, service, endpoint)?;
+        (!self.failing.is_failing(endpoint, Protocol::Udp, self.now)).then_some(rank)
+    }
+
+    fn version(&self, service: u32) -> u64 {
+        let generation = self
+            .vip(service)
+            .and_then(|v| v.entry.as_ref())
+            .map_or(0, |e| e.generation);
+        // While anybody is failing, hold-downs end as time passes.
+        let health = if self.failing.is_empty() { 0 } else { self.now };
+        generation << 40 ^ health
     }
 }

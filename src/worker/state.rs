@@ -5,13 +5,16 @@ use super::shell::WorkerShell;
 use crate::engine::io_uring::Uring;
 use crate::engine::{Datagram, Handler, Outbox, SocketKey};
 use crate::flow::dns::{self, SendTag};
+use crate::flow::oneway;
 use crate::model::{IpFamily, ServicePortKey};
 use crate::net::{errqueue, socket};
 use crate::table::publish::TableReader;
 use crate::table::{ServicePortEntry, Vip};
-use crate::telemetry::{DropReason, Registry, ServicePortCounters, WorkerCounters};
+use crate::telemetry::{DropReason, MAX_RANKS, Registry, ServicePortCounters, WorkerCounters};
+use crate::topology::Profile;
 use rand::rngs::StdRng;
 use std::io;
+use std::net::SocketAddr;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
@@ -19,6 +22,9 @@ use std::sync::Arc;
 const ERRORS_PER_READ: usize = 64;
 /// How often the kernel's drop counters are read.
 const DROPS_EVERY: u64 = 1000;
+
+/// Clients of one-way services remembered per worker; beyond it the quietest one is forgotten.
+const ONEWAY_CLIENTS: usize = 65_536;
 
 /// What a socket is for, packed into the engine's token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,6 +58,7 @@ pub enum Tag {
     Probe,
     Reply(u32),
     Query(u16, SendTag),
+    Oneway { service: u32, socket: u16, rank: u8 },
 }
 
 impl Tag {
@@ -60,6 +67,9 @@ impl Tag {
             Self::Probe => 0,
             Self::Reply(service) => 1 << 54 | u64::from(service),
             Self::Query(socket, tag) => 2 << 54 | u64::from(socket) << SendTag::BITS | tag.0,
+            Self::Oneway { service, socket, rank } => {
+                3 << 54 | u64::from(rank) << 44 | u64::from(socket) << 28 | u64::from(service & 0x0fff_ffff)
+            }
         }
     }
 
@@ -67,6 +77,11 @@ impl Tag {
         match tag >> 54 {
             0 => Self::Probe,
             1 => Self::Reply(tag as u32),
+            3 => Self::Oneway {
+                service: tag as u32 & 0x0fff_ffff,
+                socket: (tag >> 28) as u16,
+                rank: (tag >> 44) as u8,
+            },
             _ => {
                 let socket = (tag >> SendTag::BITS) & 0x1fff;
                 Self::Query(socket as u16, SendTag(tag & ((1 << SendTag::BITS) - 1)))
@@ -106,6 +121,7 @@ impl VipSlot {
 pub struct State {
     index: usize,
     core: dns::Core,
+    oneway: oneway::Core,
     reader: TableReader,
     shared: Shared,
     counters: Arc<WorkerCounters>,
@@ -149,6 +165,7 @@ impl State {
         Self {
             index,
             core,
+            oneway: oneway::Core::new(ONEWAY_CLIENTS),
             reader,
             counters,
             vips: Vec::new(),
@@ -250,6 +267,7 @@ impl State {
         let Some(index) = self.vips.iter().position(|s| s.as_ref().is_some_and(|s| s.vip == vip)) else {
             return Ok(());
         };
+        self.oneway.service_gone(index as u32);
         self.core
             .service_gone(index as u32, &mut shell!(self, &mut engine.outbox()));
         match self.vips[index].take() {
@@ -259,6 +277,7 @@ impl State {
     }
 
     pub fn timers(&mut self, out: &mut dyn Outbox) {
+        self.oneway.expire(self.now);
         self.core.timers(self.now, &mut shell!(self, out));
     }
 
@@ -296,9 +315,53 @@ impl State {
         if datagram.truncated {
             return slot.counters.drop_one(DropReason::Truncated);
         }
+        let profile = slot.entry.as_ref().map(|e| e.profile);
         let (from, payload) = (datagram.from, datagram.payload);
-        self.core
-            .query(self.now, service, from, payload, &mut shell!(self, out));
+        match profile {
+            Some(Profile::Oneway) => self.oneway(out, service, from, payload),
+            _ => self
+                .core
+                .query(self.now, service, from, payload, &mut shell!(self, out)),
+        }
+    }
+
+    /// A one-way datagram goes to its client's endpoint from its client's socket.
+    fn oneway(&mut self, out: &mut dyn Outbox, service: u32, from: SocketAddr, payload: &[u8]) {
+        let client = from.ip();
+        let verdict = self.oneway.datagram(self.now, service, client, &mut shell!(self, out));
+        let Some(counters) = self
+            .vips
+            .get(service as usize)
+            .and_then(Option::as_ref)
+            .map(|v| &v.counters)
+        else {
+            return;
+        };
+        let target = match verdict {
+            oneway::Verdict::Send(target) => target,
+            oneway::Verdict::Drop(reason) => return counters.drop_one(reason),
+        };
+        let Some(socket) = self.core.socket_for(&target.endpoint, client) else {
+            return counters.drop_one(DropReason::PoolExhausted);
+        };
+        let rank = usize::from(target.rank).min(MAX_RANKS - 1);
+        counters.forwarded[rank].add(1);
+        counters.forwarded_bytes.add(payload.len() as u64);
+        counters.panics.add(target.panic.into());
+        let tag = Tag::Oneway {
+            service,
+            socket,
+            rank: rank as u8,
+        };
+        if let Some(&key) = self.upstream.get(usize::from(socket)) {
+            out.send(key, &target.endpoint, payload, tag.pack());
+        }
+    }
+
+    fn read_errors_of(&mut self, socket: u16) {
+        if self.errors.len() < self.errors.capacity() && !self.errors.contains(&socket) {
+            self.errors.push(socket);
+        }
     }
 }
 
@@ -346,11 +409,20 @@ impl Handler for State {
                     slot.counters.drop_one(DropReason::SendFailed);
                 }
             }
+            Tag::Oneway { service, socket, rank } => {
+                if errno == libc::ECONNREFUSED {
+                    self.read_errors_of(socket);
+                }
+                if let Some(slot) = self.vips.get(service as usize).and_then(Option::as_ref) {
+                    slot.counters.forwarded[usize::from(rank).min(MAX_RANKS - 1)].take_back(1);
+                    slot.counters.drop_one(DropReason::SendFailed);
+                }
+            }
             Tag::Query(socket, tag) => {
                 // With an error queue on, a send fails once with the refusal of an earlier datagram (ip(7), IP_RECVERR).
                 let pending = errno == libc::ECONNREFUSED;
-                if pending && self.errors.len() < self.errors.capacity() && !self.errors.contains(&socket) {
-                    self.errors.push(socket);
+                if pending {
+                    self.read_errors_of(socket);
                 }
                 self.core.send_failed(self.now, tag, pending, &mut shell!(self, out));
             }
@@ -383,6 +455,11 @@ mod tests {
             Tag::Reply(70_000),
             Tag::Query(0, SendTag(0)),
             Tag::Query(8191, SendTag((1 << SendTag::BITS) - 1)),
+            Tag::Oneway {
+                service: 0x0fff_ffff,
+                socket: u16::MAX,
+                rank: 7,
+            },
         ];
         for tag in tags {
             assert!(tag.pack() < 1 << 56);

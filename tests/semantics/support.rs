@@ -266,6 +266,7 @@ pub fn entry(view: &ServicePortView) -> ServicePortEntry {
         });
     }
     ServicePortEntry {
+        notices: 0,
         key: Arc::new(view.key.clone()),
         id: 0,
         vip: Vip {

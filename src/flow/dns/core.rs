@@ -59,6 +59,21 @@ impl Core {
         self.timers.next_deadline()
     }
 
+    /// The upstream socket on which a client's one-way datagrams to an endpoint leave: always the same one.
+    pub fn socket_for(&self, endpoint: &SocketAddr, client: std::net::IpAddr) -> Option<u16> {
+        let range = self.sockets(endpoint);
+        let count = range.end.saturating_sub(range.start);
+        let hash = std::hash::BuildHasher::hash_one(self.queries.keys(), client);
+        (count > 0).then(|| range.start + (hash % u64::from(count.max(1))) as u16)
+    }
+
+    fn sockets(&self, endpoint: &SocketAddr) -> &std::ops::Range<u16> {
+        match endpoint {
+            SocketAddr::V4(_) => &self.config.sockets_v4,
+            SocketAddr::V6(_) => &self.config.sockets_v6,
+        }
+    }
+
     fn service(&mut self, service: u32) -> &mut ServiceState {
         let index = service as usize;
         if index >= self.services.len() {
@@ -328,10 +343,7 @@ impl Core {
             return false;
         };
         let (id, question, stored) = (query.id, query.question, query.stored);
-        let range = match endpoint {
-            SocketAddr::V4(_) => &self.config.sockets_v4,
-            SocketAddr::V6(_) => &self.config.sockets_v6,
-        };
+        let range = self.sockets(&endpoint);
         let count = u64::from(range.end.saturating_sub(range.start));
         if count == 0 {
             return false;
