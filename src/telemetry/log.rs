@@ -31,6 +31,12 @@ pub fn check_level(text: &str) -> Result<(), String> {
     Ok(())
 }
 
+/// The filter's own parser takes no spaces.
+#[cfg(feature = "dataplane")]
+fn directives(level: &str) -> String {
+    level.split_whitespace().collect()
+}
+
 /// Starts logging to standard error for the rest of the process.
 ///
 /// # Errors
@@ -39,7 +45,7 @@ pub fn check_level(text: &str) -> Result<(), String> {
 pub fn start(level: &str, format: LogFormat) -> Result<(), String> {
     use std::io::IsTerminal;
     check_level(level)?;
-    let filter = EnvFilter::try_new(level).map_err(|e| format!("log level `{level}`: {e}"))?;
+    let filter = EnvFilter::try_new(directives(level)).map_err(|e| format!("log level `{level}`: {e}"))?;
     let builder = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
@@ -61,7 +67,7 @@ mod tests {
         for good in ["info", "off", "warn,nodeward::redirect=debug", "info, hyper=warn"] {
             check_level(good).unwrap();
             #[cfg(feature = "dataplane")]
-            EnvFilter::try_new(good).unwrap();
+            EnvFilter::try_new(directives(good)).unwrap();
         }
         for bad in ["", "inof", "info,", "=debug", "nodeward=loud", "a b=info"] {
             assert!(check_level(bad).is_err(), "{bad}");
