@@ -115,6 +115,8 @@ impl LabBuilder {
                 .into_iter()
                 .try_for_each(|r| r.join().map_err(|_| Error::other("building a node panicked"))?)
         })?;
+        let ports: Vec<String> = nodes.iter().map(|n| format!("n{}", n.index())).collect();
+        fabric.wait_until_links_carry(&ports)?;
         let lab = Lab {
             fabric,
             nodes,

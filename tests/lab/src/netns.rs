@@ -11,12 +11,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, Weak};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use nix::sched::{CloneFlags, unshare};
 
 use crate::process::{Cmd, Finished, Process, Running};
 use crate::procfs;
-use crate::{Error, Result};
+use crate::{Error, Result, wait_for};
 
 type Job = Box<dyn FnOnce() + Send>;
 
@@ -141,6 +142,30 @@ impl NetNs {
         self.check(command)
             .map(|_| ())
             .map_err(|e| Error::other(format!("{e}\nin {} with:\n{lines}", self.name())))
+    }
+
+    /// Waits until these links carry packets: the kernel brings a link into service some time after it was set up, and what
+    /// is sent before is lost. A bridge's port must forward.
+    pub(crate) fn wait_until_links_carry(&self, links: &[String]) -> Result<()> {
+        wait_for(
+            &format!("links {links:?} of {}", self.name()),
+            Duration::from_secs(10),
+            || {
+                let text = self
+                    .check(Cmd::new("ip").args(["-details", "-json", "link", "show"]))?
+                    .stdout;
+                let listed: Vec<serde_json::Value> = serde_json::from_str(&text)
+                    .map_err(|e| Error::other(format!("`ip -json link show`: {e}: {text}")))?;
+                let carries = |name: &String| {
+                    let link = listed.iter().find(|l| l["ifname"] == name.as_str())?;
+                    let port = &link["linkinfo"];
+                    let forwards =
+                        port["info_slave_kind"] != "bridge" || port["info_slave_data"]["state"] == "forwarding";
+                    (link["operstate"] == "UP" && forwards).then_some(())
+                };
+                Ok(links.iter().try_for_each(carries))
+            },
+        )
     }
 
     /// Runs `nft -f` with this text.

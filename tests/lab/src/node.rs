@@ -203,6 +203,7 @@ impl Node {
         }
         self.netns().ip_batch(&batch)?;
         self.set_src_valid_mark(options.src_valid_mark)?;
+        self.netns().wait_until_links_carry(&["eth0".to_string()])?;
         if options.pod_network == PodNetwork::Bridge {
             self.set_bridge_nf(options.bridge_nf)?;
         }
@@ -240,6 +241,9 @@ impl Node {
             }),
         };
         self.attach(&pod)?;
+        self.netns()
+            .wait_until_links_carry(std::slice::from_ref(&pod.inner.link))?;
+        pod.netns().wait_until_links_carry(&["eth0".to_string()])?;
         lock(&self.inner.pods).0.push(pod.clone());
         Ok(pod)
     }
