@@ -57,7 +57,7 @@ pub(super) fn yaml(text: &str, manifest: &mut Manifest, interner: &mut Interner)
     let mut seen = HashMap::new();
     let mut document = 0;
     for (start, part) in documents(text) {
-        if part.lines().all(|line| is_blank(line)) {
+        if part.lines().all(is_blank) {
             continue;
         }
         document += 1;
