@@ -62,15 +62,22 @@ fn uid(kind: usize, a: usize, b: usize) -> String {
 
 /// Pages of Services.
 pub fn service_pages(size: Size) -> impl Iterator<Item = Vec<u8>> {
-    pages("v1", "ServiceList", size.services, move |text, i| service(text, size, i))
+    pages("v1", "ServiceList", size.services, move |text, i| {
+        service(text, size, i)
+    })
 }
 
 /// Pages of slices.
 pub fn slice_pages(size: Size) -> impl Iterator<Item = Vec<u8>> {
     let per_service = size.slices();
-    pages("discovery.k8s.io/v1", "EndpointSliceList", size.services * per_service, move |text, i| {
-        slice(text, size, i / per_service, i % per_service, 0);
-    })
+    pages(
+        "discovery.k8s.io/v1",
+        "EndpointSliceList",
+        size.services * per_service,
+        move |text, i| {
+            slice(text, size, i / per_service, i % per_service, 0);
+        },
+    )
 }
 
 /// One slice as a watch event carries it; `change` makes one of its endpoints differ.
@@ -163,7 +170,11 @@ fn slice(text: &mut String, size: Size, service: usize, index: usize, change: us
     text.push_str(r#"],"ports":["#);
     for p in 0..size.ports {
         let comma = if p > 0 { "," } else { "" };
-        put!(text, r#"{comma}{{"name":"port-{p}","protocol":"TCP","port":{}}}"#, 8080 + p);
+        put!(
+            text,
+            r#"{comma}{{"name":"port-{p}","protocol":"TCP","port":{}}}"#,
+            8080 + p
+        );
     }
     text.push_str("]}");
 }

@@ -121,7 +121,8 @@ fn text(r: &Report) -> String {
 /// Sizes out of range; memory figures that cannot be read; made-up input that does not load (a defect).
 pub fn run(args: &Args) -> Result<Report, CliError> {
     let total = args.services.saturating_mul(args.endpoints);
-    if total == 0 || total > MAX_ENDPOINTS || !(1..=100).contains(&args.ports) || args.readers == 0 || args.changes == 0 {
+    if total == 0 || total > MAX_ENDPOINTS || !(1..=100).contains(&args.ports) || args.readers == 0 || args.changes == 0
+    {
         return Err(CliError::usage(format!(
             "expected --services × --endpoints from 1 to {MAX_ENDPOINTS}, --ports from 1 to 100, --readers and --changes of at least 1"
         )));
@@ -261,7 +262,9 @@ impl Agent {
         let endpoints: usize = table.iter().map(|e| e.endpoints.len()).sum();
         let expected = size.services * size.endpoints * size.ports;
         if table.len() != size.services * size.ports || endpoints != expected {
-            return Err(CliError::failed(format!("defect: {endpoints} endpoints in the table instead of {expected}")));
+            return Err(CliError::failed(format!(
+                "defect: {endpoints} endpoints in the table instead of {expected}"
+            )));
         }
         Ok(())
     }
@@ -283,7 +286,9 @@ impl Agent {
             self.publish();
             whole.push(milliseconds(start));
             if !changed {
-                return Err(CliError::failed(format!("defect: change {change} of service-{service} made no table")));
+                return Err(CliError::failed(format!(
+                    "defect: change {change} of service-{service} made no table"
+                )));
             }
         }
         whole.sort_unstable_by(f64::total_cmp);
@@ -316,7 +321,11 @@ impl Agent {
         let start = Instant::now();
         for _ in 0..ROUNDS {
             let vip = Vip {
-                address: (input::cluster_ip(below(&mut random, size.services)), input::port(below(&mut random, size.ports))).into(),
+                address: (
+                    input::cluster_ip(below(&mut random, size.services)),
+                    input::port(below(&mut random, size.ports)),
+                )
+                    .into(),
                 protocol: Protocol::Tcp,
             };
             let entry = reader.load().get(black_box(&vip));
@@ -325,7 +334,9 @@ impl Agent {
         }
         let elapsed = start.elapsed();
         if found != ROUNDS {
-            return Err(CliError::failed(format!("defect: {found} of {ROUNDS} look-ups found an endpoint")));
+            return Err(CliError::failed(format!(
+                "defect: {found} of {ROUNDS} look-ups found an endpoint"
+            )));
         }
         Ok(elapsed.as_nanos() as f64 / f64::from(ROUNDS))
     }
@@ -352,7 +363,10 @@ fn milliseconds(since: Instant) -> f64 {
 
 fn quantile(sorted: &[f64], q: f64) -> f64 {
     let index = (sorted.len() as f64 * q) as usize;
-    sorted.get(index.min(sorted.len().saturating_sub(1))).copied().unwrap_or(f64::NAN)
+    sorted
+        .get(index.min(sorted.len().saturating_sub(1)))
+        .copied()
+        .unwrap_or(f64::NAN)
 }
 
 fn mb(bytes: usize) -> f64 {
@@ -364,5 +378,6 @@ fn memory(key: &str) -> Result<usize, CliError> {
     let status = std::fs::read_to_string("/proc/self/status").map_err(CliError::failed)?;
     let value = status.lines().find_map(|l| l.strip_prefix(key));
     let kib: Option<usize> = value.and_then(|v| v.trim().strip_suffix(" kB")?.trim().parse().ok());
-    kib.map(|k| k * 1024).ok_or_else(|| CliError::failed(format!("/proc/self/status has no {key}")))
+    kib.map(|k| k * 1024)
+        .ok_or_else(|| CliError::failed(format!("/proc/self/status has no {key}")))
 }
