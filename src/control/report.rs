@@ -1,5 +1,6 @@
 //! The agent's state in words: what `nodeward status`, the metrics and the log say.
 
+use super::redirection::Redirection;
 use super::run::Control;
 use super::vips::{Phase, Vips, carried};
 use crate::config::Config;
@@ -10,7 +11,7 @@ use crate::topology::{NodeContext, Verdict};
 use crate::worker::Handle;
 use std::io;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 
 /// The status before anything was loaded.
 pub fn initial(config: &Config, node: &NodeName, source: &Path, workers: &[Handle]) -> Status {
@@ -81,6 +82,7 @@ pub fn all(control: &Control) {
         key(a).cmp(&key(b))
     });
     let redirect = control.redirection.as_ref();
+    let warnings = warnings(control);
     control.agent.update_status(|status| {
         for new in &services {
             let old = status
@@ -101,6 +103,7 @@ pub fn all(control: &Control) {
         }
         status.table_generation = table.generation;
         status.services = services;
+        status.warnings = warnings;
         status.redirect.installed = redirect.is_some_and(|r| r.is_installed());
         status.redirect.table = redirect.map(|r| r.table()).unwrap_or_default();
         status.redirect.reason = redirect.and_then(|r| r.error().map(str::to_owned));
@@ -174,26 +177,32 @@ fn conflict(conflict: &Conflict) -> impl Iterator<Item = ServicePortStatus> + '_
     })
 }
 
-/// Traffic of our VIPs that kube-proxy got because the lease had run out: never silent.
-pub async fn bypass(control: &Control) {
-    let Some(redirection) = &control.redirection else {
-        return;
-    };
-    let Some(counters) = redirection.counters().await else {
-        return;
-    };
-    let bypassed = counters.lease_expired + counters.no_socket + counters.host_lease_expired;
-    control.agent.update_status(|status| {
-        const PREFIX: &str = "bypassed: ";
-        status.warnings.retain(|w| !w.starts_with(PREFIX));
-        if bypassed > 0 {
-            status.warnings.push(format!(
-                "{PREFIX}{bypassed} packets of taken services went to kube-proxy since the start: {} lease expired, {} no \
-                 socket, {} of host clients with the lease expired",
-                counters.lease_expired, counters.no_socket, counters.host_lease_expired
-            ));
-        }
-    });
+/// What an operator should know: settings without effect, a node that is not in the cluster state, bypassed traffic.
+fn warnings(control: &Control) -> Vec<String> {
+    let mut warnings = control.config.warnings.clone();
+    let store = control.agent.store.read().unwrap_or_else(PoisonError::into_inner);
+    if store.node(&control.node).is_none() {
+        warnings.push(format!(
+            "node {} is not in the cluster state: endpoints on it rank as `node`, but no zone or other level can match; \
+             check the spelling of `node` or NODE_NAME",
+            control.node
+        ));
+    }
+    warnings.extend(control.bypassed.clone());
+    warnings
+}
+
+/// Traffic of our VIPs that kube-proxy got, in words, if there was any: never silent.
+pub async fn bypassed(redirection: Option<&Redirection>) -> Option<String> {
+    let counters = redirection?.counters().await?;
+    let packets = counters.lease_expired + counters.no_socket + counters.host_lease_expired;
+    (packets > 0).then(|| {
+        format!(
+            "{packets} packets of taken services went to kube-proxy since the redirection was installed: {} with the \
+             lease expired, {} without a socket, {} of host clients with the lease expired",
+            counters.lease_expired, counters.no_socket, counters.host_lease_expired
+        )
+    })
 }
 
 /// Why a VIP's socket could not be made, and what to do.

@@ -96,6 +96,8 @@ pub(super) struct Control {
     pub(super) workers: Vec<Handle>,
     pub(super) vips: Vips,
     pub(super) redirection: Option<Redirection>,
+    /// Traffic that kube-proxy got, in words.
+    pub(super) bypassed: Option<String>,
     prober: Prober,
     failing: Arc<FailingEndpoints>,
     clock: Clock,
@@ -182,6 +184,7 @@ impl Control {
             workers,
             vips: Vips::default(),
             redirection,
+            bypassed: None,
             prober,
             failing,
             clock,
@@ -237,7 +240,9 @@ impl Control {
                 _ = sweep.tick() => {
                     self.failing.sweep(self.clock.now());
                     self.publisher.collect();
-                    report::bypass(&self).await;
+                    self.bypassed = report::bypassed(self.redirection.as_ref()).await;
+                    // What inotify cannot see (a folder replaced through a link above it) is noticed here.
+                    self.load(Instant::now()).await;
                 }
                 _ = terminate.recv() => break,
                 _ = interrupt.recv() => break,
