@@ -188,6 +188,7 @@ impl Lab {
         match lock(&self.directory).as_mut() {
             Some(directory) => {
                 directory.disable_cleanup(true);
+                let _ = std::fs::write(directory.path().join(KEEP), "");
                 directory.path().to_path_buf()
             }
             None => PathBuf::new(),
@@ -273,6 +274,9 @@ fn connect(fabric: &NetNs, nodes: &[Node], mtu: u32) -> Result<()> {
 
 const DIRECTORY_PREFIX: &str = "nodeward-lab-";
 
+/// Marks a directory that somebody wants to read later.
+const KEEP: &str = ".keep";
+
 /// Removes directories of laboratories whose process was killed before it could do so.
 fn sweep_dead_directories() {
     let Ok(entries) = std::fs::read_dir(std::env::temp_dir()) else {
@@ -286,6 +290,7 @@ fn sweep_dead_directories() {
             .and_then(|n| n.split('-').next());
         if let Some(pid) = pid.and_then(|p| p.parse::<u32>().ok())
             && !Path::new(&format!("/proc/{pid}")).exists()
+            && !entry.path().join(KEEP).exists()
         {
             let _ = std::fs::remove_dir_all(entry.path());
         }

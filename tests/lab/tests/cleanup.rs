@@ -159,3 +159,20 @@ fn leftovers_counts_tables_elements_sockets_and_lists_rules_apart() {
     assert_eq!((end.count(), end.inert_rules.len()), (0, 1));
     lab.finish().unwrap().assert_clean();
 }
+
+#[test]
+fn a_kept_directory_stays_and_others_go() {
+    let build = || Lab::builder().node("n1", "za").build().unwrap();
+    let (kept, other) = (build(), build());
+    let (keep, lose) = (kept.keep_directory(), other.directory());
+    drop((kept, other));
+    assert!(keep.join(".keep").is_file() && !lose.exists());
+    // As if their processes were dead: no process has this id.
+    let as_dead = |name: &str| std::env::temp_dir().join(format!("nodeward-lab-4194305-{name}-{}", std::process::id()));
+    let (dead_kept, dead) = (as_dead("kept"), as_dead("dead"));
+    std::fs::rename(&keep, &dead_kept).unwrap();
+    std::fs::create_dir(&dead).unwrap();
+    build();
+    assert!(dead_kept.exists() && !dead.exists());
+    std::fs::remove_dir_all(dead_kept).unwrap();
+}
