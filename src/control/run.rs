@@ -375,8 +375,13 @@ impl Control {
                 self.vips.opened();
             }
         }
+        let fresh = self.prober.health(self.clock.now()) == Health::Fresh;
         if let Some(redirection) = &mut self.redirection {
             redirection.apply(&self.vips, &self.agent.metrics).await;
+            // A first VIP need not wait for the next round of probes.
+            if fresh {
+                redirection.renew_lease(&self.vips, &self.agent.metrics).await;
+            }
         }
         report::all(self);
     }
