@@ -31,7 +31,7 @@ pub enum Health {
 #[derive(Clone, Debug)]
 struct Worker {
     probe: SocketAddr,
-    answered: u64,
+    answered: Option<u64>,
     missed: u32,
 }
 
@@ -48,7 +48,7 @@ impl Turning {
     pub fn new(probes: impl IntoIterator<Item = SocketAddr>, now: u64) -> Self {
         let worker = |probe| Worker {
             probe,
-            answered: 0,
+            answered: None,
             missed: 0,
         };
         Self {
@@ -78,7 +78,7 @@ impl Turning {
             return;
         }
         if let Some(worker) = self.workers.iter_mut().find(|w| w.probe == from) {
-            worker.answered = now;
+            worker.answered = Some(now);
             worker.missed = 0;
         }
     }
@@ -88,7 +88,11 @@ impl Turning {
         if let Some(hung) = self.workers.iter().position(|w| w.missed > MISSES) {
             return Health::Hung(hung);
         }
-        match self.workers.iter().position(|w| w.answered + FRESH < now) {
+        match self
+            .workers
+            .iter()
+            .position(|w| w.answered.is_none_or(|at| at + FRESH < now))
+        {
             Some(stale) => Health::Stale(stale),
             None => Health::Fresh,
         }

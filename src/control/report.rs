@@ -131,7 +131,7 @@ fn service_port(entry: &ServicePortEntry, control: &Control, context: &NodeConte
         state,
         reason,
         rank: first.map(|tier| context.rank_name(tier.rank).to_owned()),
-        endpoints: first.map_or(0, |tier| entry.endpoints_of(tier).len()),
+        endpoints: first.map_or(0, |tier| tier.len()),
         notices: entry.notices.into(),
     }
 }

@@ -106,14 +106,14 @@ impl AffinityMemory {
         now: u32,
         usable: impl Fn(&SocketAddr) -> bool,
     ) -> Option<Picked> {
-        let chosen = entry.tiers.iter().find(|t| entry.endpoints_of(t).iter().any(&usable));
+        let chosen = entry.tiers.iter().find(|t| entry.endpoints_of(t).any(|e| usable(&e)));
         let (tier, panic): (&TierRange, bool) = match chosen {
             Some(tier) => (tier, false),
             None => (entry.tiers.first()?, true),
         };
-        let allowed = || entry.endpoints_of(tier).iter().filter(|e| panic || usable(e));
-        let picked = |endpoint: &SocketAddr| Picked {
-            endpoint: *endpoint,
+        let allowed = || entry.endpoints_of(tier).filter(|e| panic || usable(e));
+        let picked = |endpoint: SocketAddr| Picked {
+            endpoint,
             rank: tier.rank,
             panic,
         };
@@ -139,7 +139,7 @@ impl AffinityMemory {
         let counter = if remembered.is_some() { &self.moved } else { &self.fresh };
         counter.fetch_add(1, Relaxed);
         let endpoint = allowed().max_by_key(|e| weight(seed, e))?;
-        self.remember(bucket, hash, tag_of(endpoint), now, timeout_seconds);
+        self.remember(bucket, hash, tag_of(&endpoint), now, timeout_seconds);
         Some(picked(endpoint))
     }
 

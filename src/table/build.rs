@@ -194,7 +194,7 @@ fn compile(view: ServicePortView, generation: u64) -> ServicePortEntry {
         });
     }
     let unset = SocketAddr::from(([0, 0, 0, 0], 0));
-    let mut endpoints = vec![unset; total as usize].into_boxed_slice();
+    let mut endpoints = vec![unset; total as usize];
     for (i, endpoint) in view.endpoints.iter().enumerate() {
         if let Some(next) = tier_of(i).and_then(|t| ends.get_mut(t)) {
             if let Some(place) = endpoints.get_mut(*next as usize) {
@@ -218,7 +218,7 @@ fn compile(view: ServicePortView, generation: u64) -> ServicePortEntry {
         verdict: view.decision.verdict,
         generation,
         tiers: tiers.into(),
-        endpoints,
+        endpoints: endpoints.into(),
     }
 }
 

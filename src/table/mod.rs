@@ -5,11 +5,13 @@
 
 pub mod affinity;
 mod build;
+mod endpoints;
 mod index;
 #[cfg(feature = "dataplane")]
 pub mod publish;
 
 pub use build::{Conflict, TableBuilder, ViewInputs};
+pub use endpoints::Endpoints;
 pub use index::Table;
 
 use crate::model::{Protocol, ServicePortKey, SessionAffinity};
@@ -36,6 +38,23 @@ pub struct TierRange {
     pub terminating: bool,
     /// Which endpoints.
     pub range: Range<u32>,
+}
+
+impl TierRange {
+    /// The run as indices.
+    fn run(&self) -> Range<usize> {
+        self.range.start as usize..self.range.end as usize
+    }
+
+    /// How many endpoints it has.
+    pub fn len(&self) -> usize {
+        self.range.len()
+    }
+
+    /// Never in an entry.
+    pub fn is_empty(&self) -> bool {
+        self.range.is_empty()
+    }
 }
 
 /// How many tiers an entry holds in place; more (many levels, with terminating endpoints on each) cost one more access.
@@ -122,7 +141,7 @@ pub struct ServicePortEntry {
     /// Most preferred first.
     pub tiers: Tiers,
     /// Endpoints by tier, sorted by address within each.
-    pub endpoints: Box<[SocketAddr]>,
+    pub endpoints: Endpoints,
 }
 
 /// What [`ServicePortEntry::pick`] chose.
@@ -138,36 +157,36 @@ pub struct Picked {
 
 impl ServicePortEntry {
     /// The endpoints of one tier, sorted by address.
-    pub fn endpoints_of(&self, tier: &TierRange) -> &[SocketAddr] {
-        let range = tier.range.start as usize..tier.range.end as usize;
-        self.endpoints.get(range).unwrap_or_default()
+    pub fn endpoints_of(&self, tier: &TierRange) -> impl Iterator<Item = SocketAddr> + '_ {
+        self.endpoints.iter(tier.run())
     }
 
     /// Picks an endpoint: uniformly by `random` (64 uniform bits) within the first tier that has a usable one. When nothing
     /// is usable, uniformly within the first tier. `None` where there are no tiers.
     pub fn pick(&self, random: u64, usable: impl Fn(&SocketAddr) -> bool) -> Option<Picked> {
         for tier in self.tiers.iter() {
-            let run = self.endpoints_of(tier);
+            let run = tier.run();
             // The first try is uniform; where it is not usable, the choice among the usable ones must be uniform too.
-            let found = run.get(scale(random, run.len())).filter(|e| usable(e)).or_else(|| {
+            let first = self.endpoints.get(run.start + scale(random, run.len()));
+            let found = first.filter(&usable).or_else(|| {
                 // The low bits have not been used yet.
-                let count = run.iter().filter(|e| usable(e)).count();
-                run.iter()
-                    .filter(|e| usable(e))
+                let count = self.endpoints_of(tier).filter(&usable).count();
+                self.endpoints_of(tier)
+                    .filter(&usable)
                     .nth(scale(random.rotate_left(32), count))
             });
             if let Some(endpoint) = found {
                 return Some(Picked {
-                    endpoint: *endpoint,
+                    endpoint,
                     rank: tier.rank,
                     panic: false,
                 });
             }
         }
         let first = self.tiers.first()?;
-        let run = self.endpoints_of(first);
+        let run = first.run();
         Some(Picked {
-            endpoint: *run.get(scale(random, run.len()))?,
+            endpoint: self.endpoints.get(run.start + scale(random, run.len()))?,
             rank: first.rank,
             panic: true,
         })
@@ -176,11 +195,8 @@ impl ServicePortEntry {
     /// Whether an endpoint is still allowed, and the rank of its tier: what a flow asks about its endpoint after the
     /// entry's generation changed.
     pub fn contains(&self, endpoint: &SocketAddr) -> Option<Rank> {
-        let tier = self
-            .tiers
-            .iter()
-            .find(|t| self.endpoints_of(t).binary_search(endpoint).is_ok())?;
-        Some(tier.rank)
+        let holds = |t: &&TierRange| self.endpoints.sorted_run_contains(t.run(), endpoint);
+        Some(self.tiers.iter().find(holds)?.rank)
     }
 
     /// The same entry as of another generation.
