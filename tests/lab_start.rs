@@ -177,7 +177,7 @@ fn a_second_instance_of_the_same_name_touches_nothing() {
 fn start_agent(bench: &Bench) -> Agent {
     let node = bench.lab.node("n1").unwrap();
     let options = AgentOptions::new(NODEWARD, &[KEY]);
-    let agent = Agent::start(&node, &bench.manifests, &options, &bench.lab.directory()).unwrap();
+    let agent = Agent::start(node, &bench.manifests, &options, &bench.lab.directory()).unwrap();
     agent.wait_ready(Duration::from_secs(10)).unwrap();
     agent
 }
