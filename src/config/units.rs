@@ -69,7 +69,7 @@ pub fn number_u32(text: &str) -> Result<u32, String> {
     parsed.map_err(|_| format!("`{text}` is not a whole number between 0 and {}", u32::MAX))
 }
 
-/// Prints a duration so that [`duration`] reads it back.
+/// Prints a duration so that `duration` reads it back.
 pub fn show_duration(d: Duration) -> String {
     let us = d.as_micros();
     if us.is_multiple_of(1_000_000) {
