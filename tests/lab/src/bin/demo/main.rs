@@ -75,6 +75,7 @@ fn run(options: &Options) -> Result<bool> {
     }
     phases::planned(&mut stage, &mut account)?;
     phases::endpoint_killed(&mut stage, &mut account)?;
+    phases::changes_applied(&stage, &mut account)?;
     phases::nodeward_killed(&mut stage, &mut account, options.kill_rate)?;
     let mut left = stage.lab.leftovers_within(VANISH, &stage.vips())?;
     phases::without_nodeward(&mut stage, &mut account)?;

@@ -112,6 +112,33 @@ pub fn endpoint_killed(stage: &mut Stage, account: &mut Account) -> Result<()> {
     real_clients(stage, account)
 }
 
+/// How fast the changes so far were in use by every worker, by Nodeward's own histogram.
+pub fn changes_applied(stage: &Stage, account: &mut Account) -> Result<()> {
+    let Some(agent) = &stage.agent else {
+        return Ok(());
+    };
+    let metrics = agent.metrics()?;
+    let value = |series: &str| {
+        let line = metrics.lines().find_map(|l| l.strip_prefix(series)?.strip_prefix(' '));
+        line.and_then(|n| n.parse::<u64>().ok())
+    };
+    let total = value("nodeward_apply_duration_seconds_count");
+    let within = value(r#"nodeward_apply_duration_seconds_bucket{le="0.1"}"#);
+    match (total, within) {
+        (Some(total), Some(within)) if total > 0 => {
+            account.say(&format!(
+                "Changes of endpoints: {within} of {total} were in use by every worker within 100 ms of the edit"
+            ));
+            // A single one may fall into a pause of the machine.
+            if within + 1 < total {
+                account.broke(format!("{} of {total} changes took longer than 100 ms", total - within));
+            }
+        }
+        _ => account.broke("Nodeward does not tell how long its changes took".to_string()),
+    }
+    Ok(())
+}
+
 /// `kill -9` of Nodeward under load: kube-proxy's stand-in goes on.
 pub fn nodeward_killed(stage: &mut Stage, account: &mut Account, rate: u32) -> Result<()> {
     let report = stage.load(rate, 3.0, |stage| {
