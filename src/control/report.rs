@@ -137,7 +137,7 @@ fn service_port(entry: &ServicePortEntry, control: &Control, context: &NodeConte
 }
 
 fn state_of(entry: &ServicePortEntry, vips: &Vips, redirected: bool) -> (ServiceState, Option<String>) {
-    if let Err(reason) = carried(entry.vip.protocol, entry.profile) {
+    if let Err(reason) = carried(entry) {
         return (ServiceState::Refused, Some(reason.to_owned()));
     }
     match vips.phase(&entry.vip) {

@@ -4,8 +4,8 @@
 //! sockets stay until what is under way has its answer) → gone. A draining VIP that is wanted again serves at once.
 
 use crate::model::Protocol;
-use crate::table::{Table, Vip};
-use crate::topology::{Profile, Verdict};
+use crate::table::{ServicePortEntry, Table, Vip};
+use crate::topology::{Profile, SourceAddress, Verdict};
 use std::collections::BTreeMap;
 
 /// Milliseconds on the process's clock.
@@ -34,12 +34,16 @@ pub enum Action {
 }
 
 /// Whether this version can carry a service port's traffic; if not, why, for people.
-pub fn carried(protocol: Protocol, profile: Profile) -> Result<(), &'static str> {
-    match (protocol, profile) {
-        (Protocol::Udp, Profile::Dns | Profile::Oneway) => Ok(()),
-        (Protocol::Tcp, _) => Err("TCP is not carried yet; kube-proxy serves this port"),
-        (Protocol::Udp, _) => Err("profile stream is not carried yet; kube-proxy serves this port"),
-        (Protocol::Sctp, _) => Err("SCTP is not carried; kube-proxy serves this port"),
+pub fn carried(entry: &ServicePortEntry) -> Result<(), &'static str> {
+    match (entry.vip.protocol, entry.profile) {
+        (Protocol::Tcp, _) => return Err("TCP is not carried yet; kube-proxy serves this port"),
+        (Protocol::Sctp, _) => return Err("SCTP is not carried; kube-proxy serves this port"),
+        (Protocol::Udp, Profile::Dns | Profile::Oneway) => {}
+        (Protocol::Udp, _) => return Err("profile stream is not carried yet; kube-proxy serves this port"),
+    }
+    match entry.source_address {
+        SourceAddress::Auto | SourceAddress::Node => Ok(()),
+        SourceAddress::Client => Err("source address client is not carried yet; kube-proxy serves this port"),
     }
 }
 
@@ -55,7 +59,7 @@ impl Vips {
     pub fn wanted(table: &Table, available: impl Fn(&Vip) -> bool) -> Vec<Vip> {
         let mut wanted: Vec<Vip> = table
             .iter()
-            .filter(|e| carried(e.vip.protocol, e.profile).is_ok())
+            .filter(|e| carried(e).is_ok())
             .filter(|e| e.verdict != Verdict::Reject && available(&e.vip))
             .map(|e| e.vip)
             .collect();
