@@ -205,4 +205,41 @@ mod tests {
         assert_eq!(vips.reconcile(&[], 5001, 100), []);
         assert_eq!(vips.phase(&vip(1)), None);
     }
+
+    #[test]
+    fn what_is_not_carried_stays_with_kube_proxy() {
+        let entry = |protocol, profile, source_address| ServicePortEntry {
+            key: std::sync::Arc::new(crate::model::ServicePortKey {
+                service: crate::model::ObjectName::new("default", "web"),
+                port_name: "".into(),
+                port: 53,
+                protocol,
+            }),
+            id: 1,
+            vip: Vip { protocol, ..vip(1) },
+            profile,
+            source_address,
+            affinity: crate::model::SessionAffinity::None,
+            notices: 0,
+            verdict: Verdict::Forward,
+            generation: 1,
+            tiers: Vec::new().into(),
+            endpoints: Vec::new().into(),
+        };
+        let (auto, client) = (SourceAddress::Auto, SourceAddress::Client);
+        assert!(carried(&entry(Protocol::Udp, Profile::Dns, auto)).is_ok());
+        assert!(carried(&entry(Protocol::Udp, Profile::Oneway, SourceAddress::Node)).is_ok());
+        for (protocol, profile, source, word) in [
+            (Protocol::Tcp, Profile::Tcp, auto, "TCP"),
+            (Protocol::Sctp, Profile::Stream, auto, "SCTP"),
+            (Protocol::Udp, Profile::Stream, auto, "stream"),
+            (Protocol::Udp, Profile::Dns, client, "client"),
+        ] {
+            let reason = carried(&entry(protocol, profile, source)).unwrap_err();
+            assert!(
+                reason.contains(word) && reason.contains("kube-proxy serves"),
+                "{reason}"
+            );
+        }
+    }
 }
