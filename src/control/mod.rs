@@ -9,6 +9,8 @@ mod redirection;
 mod report;
 mod run;
 mod settings;
+mod start;
 mod vips;
 
-pub use run::{RunError, run};
+pub use run::run;
+pub use start::RunError;

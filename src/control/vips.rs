@@ -5,7 +5,7 @@
 
 use crate::model::Protocol;
 use crate::table::{ServicePortEntry, Table, Vip};
-use crate::topology::{Profile, SourceAddress, Verdict};
+use crate::topology::{SourceAddress, Verdict};
 use std::collections::BTreeMap;
 
 /// Milliseconds on the process's clock.
@@ -38,8 +38,7 @@ pub fn carried(entry: &ServicePortEntry) -> Result<(), &'static str> {
     match (entry.vip.protocol, entry.profile) {
         (Protocol::Tcp, _) => return Err("TCP is not carried yet; kube-proxy serves this port"),
         (Protocol::Sctp, _) => return Err("SCTP is not carried; kube-proxy serves this port"),
-        (Protocol::Udp, Profile::Dns | Profile::Oneway) => {}
-        (Protocol::Udp, _) => return Err("profile stream is not carried yet; kube-proxy serves this port"),
+        (Protocol::Udp, _) => {}
     }
     match entry.source_address {
         SourceAddress::Auto | SourceAddress::Node => Ok(()),
@@ -150,6 +149,7 @@ impl Vips {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
+    use crate::topology::Profile;
 
     fn vip(n: u8) -> Vip {
         Vip {
@@ -229,10 +229,10 @@ mod tests {
         let (auto, client) = (SourceAddress::Auto, SourceAddress::Client);
         assert!(carried(&entry(Protocol::Udp, Profile::Dns, auto)).is_ok());
         assert!(carried(&entry(Protocol::Udp, Profile::Oneway, SourceAddress::Node)).is_ok());
+        assert!(carried(&entry(Protocol::Udp, Profile::Stream, auto)).is_ok());
         for (protocol, profile, source, word) in [
             (Protocol::Tcp, Profile::Tcp, auto, "TCP"),
             (Protocol::Sctp, Profile::Stream, auto, "SCTP"),
-            (Protocol::Udp, Profile::Stream, auto, "stream"),
             (Protocol::Udp, Profile::Dns, client, "client"),
         ] {
             let reason = carried(&entry(protocol, profile, source)).unwrap_err();

@@ -6,6 +6,7 @@
 pub mod chunks;
 pub mod dns;
 pub mod oneway;
+pub mod stream;
 pub mod wheel;
 
 /// Milliseconds on the worker's monotonic clock.

@@ -6,9 +6,10 @@
 
 mod shell;
 mod state;
+mod tag;
 
 use crate::engine::io_uring::{Config as EngineConfig, SetupError, Uring};
-use crate::flow::dns;
+use crate::flow::{dns, stream};
 use crate::health::FailingEndpoints;
 use crate::model::IpFamily;
 use crate::net::cpu;
@@ -19,7 +20,7 @@ use crate::table::Vip;
 use crate::table::affinity::AffinityMemory;
 use crate::table::publish::TableReader;
 use crate::telemetry::Registry;
-use state::State;
+use state::{Sockets, State};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
@@ -28,9 +29,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
+use tag::Token;
 
 /// Longest wait of a turn. Nothing depends on it but the age of the kernel's drop counters.
 const MAX_WAIT: Duration = Duration::from_secs(1);
+
+/// Flows and draining paths per worker.
+const STREAM_PATHS: usize = 65_536;
 
 /// The process's monotonic clock in milliseconds, shared by everything that exchanges times.
 #[derive(Clone, Copy, Debug)]
@@ -78,7 +83,7 @@ pub struct WorkerConfig {
     pub stored_bytes: usize,
     /// Life of a query without an answer, milliseconds.
     pub dns_timeout: u64,
-    /// Upstream sockets per family.
+    /// Upstream sockets per family, for queries and one-way datagrams, and as many again for flows.
     pub upstream_sockets: u16,
     /// Receive buffer of each upstream socket, bytes.
     pub upstream_receive_buffer: usize,
@@ -247,16 +252,19 @@ impl Worker {
         let probe = loopback_udp().map_err(socket_error("probe socket"))?;
         let probe_addr = local_addr(probe.as_fd()).map_err(socket_error("probe socket"))?;
         let probe_key = engine
-            .add_socket(probe, state::Token::Probe.pack())
+            .add_socket(probe, Token::Probe.pack())
             .map_err(socket_error("probe socket"))?;
-        let mut families = Vec::new();
         let mut upstream = Vec::new();
-        let mut ranges = [0..0, 0..0];
-        let wildcards: [(IpFamily, IpAddr); 2] = [
+        let mut families = Vec::new();
+        // Queries and one-way datagrams first, then flows: per family each.
+        let wildcards: [(IpFamily, IpAddr); 4] = [
+            (IpFamily::V4, Ipv4Addr::UNSPECIFIED.into()),
+            (IpFamily::V6, Ipv6Addr::UNSPECIFIED.into()),
             (IpFamily::V4, Ipv4Addr::UNSPECIFIED.into()),
             (IpFamily::V6, Ipv6Addr::UNSPECIFIED.into()),
         ];
-        for (n, (family, wildcard)) in wildcards.into_iter().enumerate() {
+        let mut ranges = [0..0, 0..0, 0..0, 0..0];
+        for ((family, wildcard), range) in wildcards.into_iter().zip(&mut ranges) {
             let first = upstream.len() as u16;
             for _ in 0..config.upstream_sockets {
                 let socket = match upstream_udp(wildcard, config.upstream_receive_buffer) {
@@ -265,19 +273,23 @@ impl Worker {
                     Err(e) if is_family_missing(&e) => break,
                     Err(error) => return Err(socket_error("upstream sockets")(error)),
                 };
-                let token = state::Token::Upstream(upstream.len() as u16);
+                let token = Token::Upstream(upstream.len() as u16);
                 let key = engine
                     .add_socket(socket, token.pack())
                     .map_err(socket_error("upstream sockets"))?;
                 upstream.push(key);
             }
-            let last = upstream.len() as u16;
-            if last > first {
+            *range = first..upstream.len() as u16;
+            if range.start < range.end && !families.contains(&family) {
                 families.push(family);
             }
-            ranges[n] = first..last;
         }
-        let [sockets_v4, sockets_v6] = ranges;
+        let [sockets_v4, sockets_v6, stream_v4, stream_v6] = ranges;
+        let sockets = Sockets {
+            upstream,
+            stream: stream_v4.start..stream_v6.end,
+            probe: probe_key,
+        };
         let now = shared.clock.now();
         let core = dns::Core::new(
             dns::Config {
@@ -297,7 +309,8 @@ impl Worker {
             families,
         };
         let clock = shared.clock;
-        let state = State::new(index, core, reader, shared, upstream, probe_key);
+        let flows = stream::Core::new(STREAM_PATHS, stream_v4, stream_v6);
+        let state = State::new(index, core, flows, reader, shared, sockets);
         let worker = Self {
             engine,
             state,

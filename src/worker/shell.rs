@@ -1,9 +1,10 @@
 //! What the DNS core sees of a worker: the table, health, sockets and counters behind its small trait.
 
-use super::state::{Tag, VipSlot};
+use super::state::VipSlot;
+use super::tag::Tag;
 use crate::engine::{Outbox, SocketKey};
 use crate::flow::dns::{Choice, Count, SendTag, Shell};
-use crate::flow::oneway;
+use crate::flow::{oneway, stream};
 use crate::health::FailingEndpoints;
 use crate::model::{Protocol, SessionAffinity};
 use crate::table::affinity::AffinityMemory;
@@ -28,6 +29,23 @@ pub struct WorkerShell<'a> {
 impl WorkerShell<'_> {
     fn vip(&self, service: u32) -> Option<&VipSlot> {
         self.vips.get(service as usize)?.as_ref()
+    }
+}
+
+impl WorkerShell<'_> {
+    /// The rank of an endpoint that is allowed and not failing.
+    fn usable_rank(&self, service: u32, endpoint: &SocketAddr) -> Option<u8> {
+        let rank = Shell::rank(self, service, endpoint)?;
+        (!self.failing.is_failing(endpoint, Protocol::Udp, self.now)).then_some(rank)
+    }
+
+    /// Changes when the service port's endpoints or anybody's health may have changed.
+    fn state_version(&self, service: u32) -> u64 {
+        let entry = self.vip(service).and_then(|v| v.entry.as_ref());
+        let generation = entry.map_or(0, |e| e.generation);
+        // While anybody is failing, hold-downs end as time passes.
+        let health = if self.failing.is_empty() { 0 } else { self.now };
+        (generation << 40) ^ health
     }
 }
 
@@ -131,17 +149,34 @@ impl oneway::Shell for WorkerShell<'_> {
     }
 
     fn usable(&self, service: u32, endpoint: &SocketAddr) -> Option<u8> {
-        let rank = Shell::rank(self, service, endpoint)?;
-        (!self.failing.is_failing(endpoint, Protocol::Udp, self.now)).then_some(rank)
+        self.usable_rank(service, endpoint)
     }
 
     fn version(&self, service: u32) -> u64 {
-        let generation = self
-            .vip(service)
-            .and_then(|v| v.entry.as_ref())
-            .map_or(0, |e| e.generation);
-        // While anybody is failing, hold-downs end as time passes.
-        let health = if self.failing.is_empty() { 0 } else { self.now };
-        generation << 40 ^ health
+        self.state_version(service)
+    }
+}
+
+impl stream::Shell for WorkerShell<'_> {
+    fn random(&mut self) -> u64 {
+        self.rng.next_u64()
+    }
+
+    fn choose(&mut self, service: u32, client: &SocketAddr) -> Option<stream::Target> {
+        let choice = Shell::choose(self, service, client.ip(), true, false, &|_| false)?;
+        Some(stream::Target {
+            endpoint: choice.endpoint,
+            rank: choice.rank,
+            fallback: choice.fallback,
+            panic: choice.panic,
+        })
+    }
+
+    fn usable(&self, service: u32, endpoint: &SocketAddr) -> Option<u8> {
+        self.usable_rank(service, endpoint)
+    }
+
+    fn version(&self, service: u32) -> u64 {
+        self.state_version(service)
     }
 }

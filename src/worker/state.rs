@@ -2,11 +2,12 @@
 
 use super::Shared;
 use super::shell::WorkerShell;
+use super::tag::{Tag, Token};
 use crate::engine::io_uring::Uring;
 use crate::engine::{Datagram, Handler, Outbox, SocketKey};
-use crate::flow::dns::{self, SendTag};
-use crate::flow::oneway;
-use crate::model::{IpFamily, ServicePortKey};
+use crate::flow::dns;
+use crate::flow::{oneway, stream};
+use crate::model::{IpFamily, Protocol, ServicePortKey};
 use crate::net::{errqueue, socket};
 use crate::table::publish::TableReader;
 use crate::table::{ServicePortEntry, Vip};
@@ -15,6 +16,7 @@ use crate::topology::Profile;
 use rand::rngs::StdRng;
 use std::io;
 use std::net::SocketAddr;
+use std::ops::Range;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
@@ -25,70 +27,6 @@ const DROPS_EVERY: u64 = 1000;
 
 /// Clients of one-way services remembered per worker; beyond it the quietest one is forgotten.
 const ONEWAY_CLIENTS: usize = 65_536;
-
-/// What a socket is for, packed into the engine's token.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Token {
-    Probe,
-    Upstream(u16),
-    Vip(u32),
-}
-
-impl Token {
-    pub fn pack(self) -> u32 {
-        match self {
-            Self::Probe => 0,
-            Self::Upstream(n) => 1 << 28 | u32::from(n),
-            Self::Vip(n) => 2 << 28 | n,
-        }
-    }
-
-    fn unpack(token: u32) -> Self {
-        match token >> 28 {
-            0 => Self::Probe,
-            1 => Self::Upstream(token as u16),
-            _ => Self::Vip(token & 0x0fff_ffff),
-        }
-    }
-}
-
-/// What a send was, packed into the engine's 56-bit tag.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Tag {
-    Probe,
-    Reply(u32),
-    Query(u16, SendTag),
-    Oneway { service: u32, socket: u16, rank: u8 },
-}
-
-impl Tag {
-    pub fn pack(self) -> u64 {
-        match self {
-            Self::Probe => 0,
-            Self::Reply(service) => 1 << 54 | u64::from(service),
-            Self::Query(socket, tag) => 2 << 54 | u64::from(socket) << SendTag::BITS | tag.0,
-            Self::Oneway { service, socket, rank } => {
-                3 << 54 | u64::from(rank) << 44 | u64::from(socket) << 28 | u64::from(service & 0x0fff_ffff)
-            }
-        }
-    }
-
-    fn unpack(tag: u64) -> Self {
-        match tag >> 54 {
-            0 => Self::Probe,
-            1 => Self::Reply(tag as u32),
-            3 => Self::Oneway {
-                service: tag as u32 & 0x0fff_ffff,
-                socket: (tag >> 28) as u16,
-                rank: (tag >> 44) as u8,
-            },
-            _ => {
-                let socket = (tag >> SendTag::BITS) & 0x1fff;
-                Self::Query(socket as u16, SendTag(tag & ((1 << SendTag::BITS) - 1)))
-            }
-        }
-    }
-}
 
 /// A VIP this worker receives for.
 pub struct VipSlot {
@@ -117,17 +55,27 @@ impl VipSlot {
     }
 }
 
+/// A worker's sockets that belong to no VIP.
+pub struct Sockets {
+    /// Towards endpoints.
+    pub upstream: Vec<SocketKey>,
+    /// Which of them carry flows; the others carry queries and one-way datagrams.
+    pub stream: Range<u16>,
+    /// The probes'.
+    pub probe: SocketKey,
+}
+
 /// Everything a worker holds beside its engine.
 pub struct State {
     index: usize,
     core: dns::Core,
     oneway: oneway::Core,
+    stream: stream::Core,
     reader: TableReader,
     shared: Shared,
     counters: Arc<WorkerCounters>,
     vips: Vec<Option<VipSlot>>,
-    upstream: Vec<SocketKey>,
-    probe: SocketKey,
+    sockets: Sockets,
     /// Upstream sockets whose error queue should be read.
     errors: Vec<u16>,
     rng: StdRng,
@@ -142,7 +90,7 @@ macro_rules! shell {
         WorkerShell {
             out: $out,
             vips: &$self.vips,
-            upstream: &$self.upstream,
+            upstream: &$self.sockets.upstream,
             failing: &$self.shared.failing,
             affinity: &$self.shared.affinity,
             counters: &$self.counters,
@@ -156,22 +104,22 @@ impl State {
     pub fn new(
         index: usize,
         core: dns::Core,
+        stream: stream::Core,
         reader: TableReader,
         shared: Shared,
-        upstream: Vec<SocketKey>,
-        probe: SocketKey,
+        sockets: Sockets,
     ) -> Self {
         let counters = shared.registry.worker(index).unwrap_or_default();
         Self {
             index,
             core,
             oneway: oneway::Core::new(ONEWAY_CLIENTS),
+            stream,
             reader,
             counters,
             vips: Vec::new(),
-            errors: Vec::with_capacity(upstream.len()),
-            upstream,
-            probe,
+            errors: Vec::with_capacity(sockets.upstream.len()),
+            sockets,
             // Seeded by the operating system: which socket carries a query must not be guessed (RFC 5452 §4.5).
             rng: rand::make_rng(),
             generation: 0,
@@ -268,6 +216,7 @@ impl State {
             return Ok(());
         };
         self.oneway.service_gone(index as u32);
+        self.stream.service_gone(index as u32);
         self.core
             .service_gone(index as u32, &mut shell!(self, &mut engine.outbox()));
         match self.vips[index].take() {
@@ -278,13 +227,14 @@ impl State {
 
     pub fn timers(&mut self, out: &mut dyn Outbox) {
         self.oneway.expire(self.now);
+        self.stream.expire(self.now);
         self.core.timers(self.now, &mut shell!(self, out));
     }
 
     /// Reads the error queues of sockets whose sends failed because of an earlier refusal.
     pub fn read_error_queues(&mut self, engine: &mut Uring) {
         while let Some(socket) = self.errors.pop() {
-            let Some(&key) = self.upstream.get(usize::from(socket)) else {
+            let Some(&key) = self.sockets.upstream.get(usize::from(socket)) else {
                 continue;
             };
             let mut read = 0;
@@ -319,6 +269,7 @@ impl State {
         let (from, payload) = (datagram.from, datagram.payload);
         match profile {
             Some(Profile::Oneway) => self.oneway(out, service, from, payload),
+            Some(Profile::Stream) => self.stream(out, service, from, payload),
             _ => self
                 .core
                 .query(self.now, service, from, payload, &mut shell!(self, out)),
@@ -344,18 +295,61 @@ impl State {
         let Some(socket) = self.core.socket_for(&target.endpoint, client) else {
             return counters.drop_one(DropReason::PoolExhausted);
         };
-        let rank = usize::from(target.rank).min(MAX_RANKS - 1);
-        counters.forwarded[rank].add(1);
-        counters.forwarded_bytes.add(payload.len() as u64);
         counters.panics.add(target.panic.into());
-        let tag = Tag::Oneway {
+        self.forward(out, service, socket, (target.endpoint, target.rank), payload);
+    }
+
+    /// A datagram of a flow goes to its endpoint.
+    fn stream(&mut self, out: &mut dyn Outbox, service: u32, from: SocketAddr, payload: &[u8]) {
+        let verdict = self.stream.datagram(self.now, service, from, &mut shell!(self, out));
+        let Some(counters) = self
+            .vips
+            .get(service as usize)
+            .and_then(Option::as_ref)
+            .map(|v| &v.counters)
+        else {
+            return;
+        };
+        match verdict {
+            stream::Verdict::Drop(reason) => counters.drop_one(reason),
+            stream::Verdict::Send { target, socket, moved } => {
+                counters.panics.add(target.panic.into());
+                counters.fallbacks.add(target.fallback.into());
+                counters.moved.add(moved.into());
+                self.forward(out, service, socket, (target.endpoint, target.rank), payload);
+            }
+        }
+    }
+
+    /// A datagram from an endpoint of a flow goes back to its client.
+    fn stream_answer(&mut self, out: &mut dyn Outbox, socket: u16, from: SocketAddr, payload: &[u8]) {
+        let Some((service, client)) = self.stream.answer(self.now, socket, from) else {
+            return self.counters.stray_answers.add(1);
+        };
+        let Some(slot) = self.vips.get(service as usize).and_then(Option::as_ref) else {
+            return;
+        };
+        slot.counters.answered.add(1);
+        slot.counters.answered_bytes.add(payload.len() as u64);
+        self.shared.failing.answered(&from, Protocol::Udp, self.now);
+        out.send(slot.socket, &client, payload, Tag::Reply(service).pack());
+    }
+
+    /// Counts and sends a datagram whose endpoint and socket are decided.
+    fn forward(&self, out: &mut dyn Outbox, service: u32, socket: u16, to: (SocketAddr, u8), payload: &[u8]) {
+        let slot = self.vips.get(service as usize).and_then(Option::as_ref);
+        let (Some(slot), Some(&key)) = (slot, self.sockets.upstream.get(usize::from(socket))) else {
+            return;
+        };
+        let rank = usize::from(to.1).min(MAX_RANKS - 1);
+        slot.counters.forwarded[rank].add(1);
+        slot.counters.forwarded_bytes.add(payload.len() as u64);
+        let tag = Tag::Forward {
             service,
             socket,
             rank: rank as u8,
         };
-        if let Some(&key) = self.upstream.get(usize::from(socket)) {
-            out.send(key, &target.endpoint, payload, tag.pack());
-        }
+        out.send(key, &to.0, payload, tag.pack());
     }
 
     fn read_errors_of(&mut self, socket: u16) {
@@ -379,12 +373,15 @@ impl Handler for State {
         match Token::unpack(token) {
             Token::Vip(service) => self.client_datagram(out, service, datagram),
             Token::Upstream(_) if datagram.truncated => self.counters.stray_answers.add(1),
+            Token::Upstream(socket) if self.sockets.stream.contains(&socket) => {
+                self.stream_answer(out, socket, datagram.from, datagram.payload);
+            }
             Token::Upstream(socket) => {
                 let (from, payload) = (datagram.from, datagram.payload);
                 self.core
                     .answer(self.now, socket, from, payload, &mut shell!(self, out));
             }
-            Token::Probe => out.send(self.probe, &datagram.from, datagram.payload, Tag::Probe.pack()),
+            Token::Probe => out.send(self.sockets.probe, &datagram.from, datagram.payload, Tag::Probe.pack()),
         }
     }
 
@@ -409,7 +406,7 @@ impl Handler for State {
                     slot.counters.drop_one(DropReason::SendFailed);
                 }
             }
-            Tag::Oneway { service, socket, rank } => {
+            Tag::Forward { service, socket, rank } => {
                 if errno == libc::ECONNREFUSED {
                     self.read_errors_of(socket);
                 }
@@ -431,39 +428,5 @@ impl Handler for State {
 
     fn woken(&mut self, _: &mut dyn Outbox) {
         self.woken = true;
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn tokens_and_tags_survive_packing() {
-        for token in [
-            Token::Probe,
-            Token::Upstream(0),
-            Token::Upstream(511),
-            Token::Vip(0),
-            Token::Vip(100_000),
-        ] {
-            assert_eq!(Token::unpack(token.pack()), token);
-        }
-        let tags = [
-            Tag::Probe,
-            Tag::Reply(0),
-            Tag::Reply(70_000),
-            Tag::Query(0, SendTag(0)),
-            Tag::Query(8191, SendTag((1 << SendTag::BITS) - 1)),
-            Tag::Oneway {
-                service: 0x0fff_ffff,
-                socket: u16::MAX,
-                rank: 7,
-            },
-        ];
-        for tag in tags {
-            assert!(tag.pack() < 1 << 56);
-            assert_eq!(Tag::unpack(tag.pack()), tag);
-        }
     }
 }
