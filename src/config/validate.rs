@@ -350,7 +350,7 @@ impl Checker<'_> {
                 "udp.upstreamSockets",
                 u.upstream_sockets.as_ref(),
                 d.upstream_sockets,
-                1..=16_384,
+                1..=2048,
             ),
             receive_buffer: u32::try_from(receive_buffer).unwrap_or(d.receive_buffer),
         }
