@@ -76,6 +76,24 @@ fn a_flow_stays_until_its_endpoint_goes_and_answers_under_way_still_arrive() {
     rig.worker.stop();
 }
 
+/// D7: nothing new goes to a terminating endpoint while a ready one is listed, wherever it is.
+#[test]
+fn a_flow_leaves_an_endpoint_that_is_terminating() {
+    let (a, b) = (named("a"), named("b"));
+    let mut rig = rig(&[(a, 0), (b, 1)]);
+    let client = rig.client();
+    assert_eq!(ask(&client, b"1"), b"a1");
+    rig.publish_with(&[(a, 0, true), (b, 1, false)]);
+    assert_eq!(ask(&client, b"2"), b"b2");
+    rig.publish_with(&[(a, 0, true), (b, 1, true)]);
+    assert_eq!(
+        ask(&client, b"3"),
+        b"b3",
+        "when all are terminating, it stays where it is"
+    );
+    rig.worker.stop();
+}
+
 #[test]
 fn a_refusal_moves_the_flow() {
     let closed = UdpSocket::bind((address(), 0)).unwrap().local_addr().unwrap();

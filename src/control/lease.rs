@@ -114,11 +114,11 @@ impl Prober {
         })
     }
 
-    /// Sends one probe to each worker. A full socket buffer counts as a missed probe.
-    pub fn send(&mut self, now: u64) {
+    /// Sends one probe to each worker. One that cannot be sent counts as missed.
+    pub async fn send(&mut self, now: u64) {
         let sequence = self.turning.round(now).to_be_bytes();
         for worker in &self.turning.workers {
-            let _ = self.socket.try_send_to(&sequence, worker.probe);
+            let _ = self.socket.send_to(&sequence, worker.probe).await;
         }
     }
 

@@ -87,6 +87,7 @@ impl Control {
         let mut probes = interval(lease::INTERVAL);
         probes.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut sweep = interval(SWEEP);
+        self.first_probe().await;
         self.load(Instant::now()).await;
         // First event of a batch, and when the batch is taken.
         let mut batch: Option<(Instant, TokioInstant)> = None;
@@ -297,6 +298,17 @@ impl Control {
         }
     }
 
+    /// Waits for the first probes, so that the lease can be had as soon as the first VIP serves.
+    async fn first_probe(&mut self) {
+        self.prober.send(self.clock.now()).await;
+        let deadline = Instant::now() + WORKER_PATIENCE;
+        while self.prober.health(self.clock.now()) != Health::Fresh && Instant::now() < deadline {
+            // Whether it became readable or the wait ended, the answers are looked for.
+            let _ = tokio::time::timeout(Duration::from_millis(10), self.prober.readable()).await;
+            self.prober.receive(self.clock.now());
+        }
+    }
+
     /// A round of probes: renews the lease while every worker turns, ends the process when one hangs.
     async fn probe(&mut self) {
         let now = self.clock.now();
@@ -317,7 +329,7 @@ impl Control {
                 std::process::abort();
             }
         }
-        self.prober.send(self.clock.now());
+        self.prober.send(self.clock.now()).await;
     }
 
     /// Out of the sets first, so that kube-proxy takes what is new; then the answers still under way; then everything goes.

@@ -203,12 +203,13 @@ impl Core {
     fn move_flow(&mut self, now: Millis, slot: u32, shell: &mut impl Shell) -> Verdict {
         let key = self.paths[slot as usize].client;
         let choice = shell.choose(key.service, &key.client);
-        if choice.is_some_and(|c| c.endpoint == self.paths[slot as usize].key.endpoint) {
-            // Nobody better is left (the panic rule): it stays.
+        let present = self.paths[slot as usize].key.endpoint;
+        if let Some(choice) = choice.filter(|c| c.endpoint == present) {
+            // Nobody better is left: it stays.
             let version = shell.version(key.service);
             let path = &mut self.paths[slot as usize];
             path.version = version;
-            path.target.panic = true;
+            path.target = choice;
             self.touch(now, slot);
             let path = &self.paths[slot as usize];
             return Verdict::Send {

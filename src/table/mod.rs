@@ -199,6 +199,16 @@ impl ServicePortEntry {
         Some(self.tiers.iter().find(holds)?.rank)
     }
 
+    /// Whether a flow may stay with an endpoint, and its rank: it is still allowed, and not terminating while ready ones are
+    /// listed (KEP-1669).
+    pub fn may_keep(&self, endpoint: &SocketAddr) -> Option<Rank> {
+        let only_terminating = self.tiers.first()?.terminating;
+        let holds = |t: &&TierRange| {
+            (only_terminating || !t.terminating) && self.endpoints.sorted_run_contains(t.run(), endpoint)
+        };
+        Some(self.tiers.iter().find(holds)?.rank)
+    }
+
     /// The same entry as of another generation.
     fn restamped(&self, generation: u64) -> Self {
         Self {

@@ -33,9 +33,9 @@ impl WorkerShell<'_> {
 }
 
 impl WorkerShell<'_> {
-    /// The rank of an endpoint that is allowed and not failing.
+    /// The rank of an endpoint that a flow may keep and that is not failing.
     fn usable_rank(&self, service: u32, endpoint: &SocketAddr) -> Option<u8> {
-        let rank = Shell::rank(self, service, endpoint)?;
+        let rank = self.vip(service)?.entry.as_ref()?.may_keep(endpoint)?.0;
         (!self.failing.is_failing(endpoint, Protocol::Udp, self.now)).then_some(rank)
     }
 

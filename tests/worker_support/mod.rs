@@ -99,11 +99,18 @@ impl Rig {
 
     /// A table in which the service port has these endpoints at these ranks.
     pub fn publish(&mut self, endpoints: &[(SocketAddr, u8)]) {
+        let ready: Vec<_> = endpoints.iter().map(|e| (e.0, e.1, false)).collect();
+        self.publish_with(&ready);
+    }
+
+    /// As [`Rig::publish`], each endpoint ready or serving while terminating.
+    pub fn publish_with(&mut self, endpoints: &[(SocketAddr, u8, bool)]) {
         let mut sorted = endpoints.to_vec();
         sorted.sort();
-        let mut ranks: Vec<u8> = sorted.iter().map(|e| e.1).collect();
-        ranks.sort_unstable();
-        ranks.dedup();
+        // Tiers: ready ones by rank, then terminating ones by rank.
+        let mut tiers: Vec<(bool, u8)> = sorted.iter().map(|e| (e.2, e.1)).collect();
+        tiers.sort_unstable();
+        tiers.dedup();
         let endpoint = |address: SocketAddr| PortEndpoint {
             address,
             endpoint: nodeward::model::Endpoint {
@@ -114,6 +121,11 @@ impl Rig {
                 hints: None,
                 target_uid: 0,
             },
+        };
+        let placement = |e: &(SocketAddr, u8, bool)| Placement {
+            rank: Rank(e.1),
+            tier: tiers.iter().position(|t| *t == (e.2, e.1)).map(|t| t as u8),
+            reason: Reason::Chosen,
         };
         let view = ServicePortView {
             key: self.key.clone(),
@@ -129,21 +141,14 @@ impl Rig {
             affinity: SessionAffinity::None,
             endpoints: sorted.iter().map(|e| endpoint(e.0)).collect(),
             decision: Decision {
-                tiers: ranks
+                tiers: tiers
                     .iter()
-                    .map(|&r| Tier {
-                        rank: Rank(r),
-                        terminating: false,
+                    .map(|&(terminating, rank)| Tier {
+                        rank: Rank(rank),
+                        terminating,
                     })
                     .collect(),
-                placements: sorted
-                    .iter()
-                    .map(|e| Placement {
-                        rank: Rank(e.1),
-                        tier: ranks.iter().position(|r| *r == e.1).map(|t| t as u8),
-                        reason: Reason::Chosen,
-                    })
-                    .collect(),
+                placements: sorted.iter().map(placement).collect(),
                 verdict: if endpoints.is_empty() {
                     Verdict::Reject
                 } else {
