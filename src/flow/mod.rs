@@ -3,6 +3,7 @@
 //! A core gets inputs with the time in them and answers through a small trait (its shell). It knows the table and health
 //! only through that trait. Everything is bounded and allocated when the core is made.
 
+pub mod ages;
 pub mod chunks;
 pub mod dns;
 pub mod oneway;

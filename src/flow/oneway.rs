@@ -7,6 +7,7 @@
 //! drag its clients along.
 
 use super::Millis;
+use super::ages::Ages;
 use crate::telemetry::DropReason;
 use foldhash::fast::RandomState;
 use hashbrown::HashMap;
@@ -17,7 +18,6 @@ use std::net::{IpAddr, SocketAddr};
 pub const RETURN_AFTER: Millis = 2_000;
 /// A client that has sent nothing for so long is forgotten.
 pub const IDLE: Millis = 60_000;
-const NONE: u32 = u32::MAX;
 
 /// An endpoint and its rank's number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,8 +67,6 @@ struct Client {
     /// Since when a better rank has had an endpoint.
     better_since: Option<Millis>,
     seen: Millis,
-    older: u32,
-    newer: u32,
 }
 
 /// The clients of one worker.
@@ -77,8 +75,7 @@ pub struct Core {
     free: Vec<u32>,
     index: HashMap<Key, u32, RandomState>,
     capacity: usize,
-    oldest: u32,
-    newest: u32,
+    ages: Ages,
 }
 
 impl Core {
@@ -90,8 +87,7 @@ impl Core {
             free: Vec::with_capacity(capacity),
             index: HashMap::with_capacity_and_hasher(capacity, RandomState::default()),
             capacity,
-            oldest: NONE,
-            newest: NONE,
+            ages: Ages::new(capacity),
         }
     }
 
@@ -117,11 +113,11 @@ impl Core {
 
     /// Forgets clients that have been quiet for [`IDLE`]; called once a turn, and done in constant time when there are none.
     pub fn expire(&mut self, now: Millis) {
-        while let Some(client) = self.clients.get(self.oldest as usize) {
-            if self.oldest == NONE || client.seen + IDLE > now {
+        while let Some(oldest) = self.ages.oldest() {
+            if self.clients[oldest as usize].seen + IDLE > now {
                 return;
             }
-            self.forget(self.oldest);
+            self.forget(oldest);
         }
     }
 
@@ -139,8 +135,9 @@ impl Core {
     }
 
     fn known(&mut self, now: Millis, slot: u32, shell: &mut impl Shell) -> Option<Target> {
-        self.touch(now, slot);
+        self.ages.touch(slot);
         let client = &mut self.clients[slot as usize];
+        client.seen = now;
         let version = shell.version(client.key.service);
         if client.version == version && client.better_since.is_none() {
             return Some(client.target);
@@ -176,8 +173,10 @@ impl Core {
 
     fn unknown(&mut self, now: Millis, key: Key, shell: &mut impl Shell) -> Option<Target> {
         let target = shell.best(key.service, key.client)?;
-        if self.index.len() >= self.capacity {
-            self.forget(self.oldest);
+        if self.index.len() >= self.capacity
+            && let Some(oldest) = self.ages.oldest()
+        {
+            self.forget(oldest);
         }
         let client = Client {
             key,
@@ -185,8 +184,6 @@ impl Core {
             version: shell.version(key.service),
             better_since: None,
             seen: now,
-            older: self.newest,
-            newer: NONE,
         };
         let slot = match self.free.pop() {
             Some(slot) => {
@@ -198,45 +195,13 @@ impl Core {
                 self.clients.len() as u32 - 1
             }
         };
-        self.append(slot);
+        self.ages.touch(slot);
         self.index.insert(key, slot);
         Some(target)
     }
 
-    fn touch(&mut self, now: Millis, slot: u32) {
-        self.clients[slot as usize].seen = now;
-        if self.newest != slot {
-            self.unlink(slot);
-            self.append(slot);
-        }
-    }
-
-    fn append(&mut self, slot: u32) {
-        let newest = self.newest;
-        let client = &mut self.clients[slot as usize];
-        client.older = newest;
-        client.newer = NONE;
-        match self.clients.get_mut(newest as usize) {
-            Some(previous) if newest != NONE => previous.newer = slot,
-            _ => self.oldest = slot,
-        }
-        self.newest = slot;
-    }
-
-    fn unlink(&mut self, slot: u32) {
-        let (older, newer) = (self.clients[slot as usize].older, self.clients[slot as usize].newer);
-        match older {
-            NONE => self.oldest = newer,
-            older => self.clients[older as usize].newer = newer,
-        }
-        match newer {
-            NONE => self.newest = older,
-            newer => self.clients[newer as usize].older = older,
-        }
-    }
-
     fn forget(&mut self, slot: u32) {
-        self.unlink(slot);
+        self.ages.remove(slot);
         let key = self.clients[slot as usize].key;
         self.index.remove(&key);
         self.free.push(slot);

@@ -5,6 +5,7 @@
 //! counted.
 
 use super::Millis;
+use super::ages::Ages;
 use crate::telemetry::DropReason;
 use foldhash::fast::RandomState;
 use hashbrown::HashMap;
@@ -17,7 +18,6 @@ pub const IDLE: Millis = 60_000;
 pub const DRAIN: Millis = 10_000;
 /// Tries to find an upstream socket that no other flow uses towards the same endpoint.
 const SOCKET_TRIES: u64 = 8;
-const NONE: u32 = u32::MAX;
 
 /// An endpoint and its rank's number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,8 +85,6 @@ struct Path {
     /// A flow's present path; otherwise it only drains.
     present: bool,
     seen: Millis,
-    older: u32,
-    newer: u32,
 }
 
 /// The flows of one worker.
@@ -96,16 +94,12 @@ pub struct Core {
     flows: HashMap<ClientKey, u32, RandomState>,
     answers: HashMap<PathKey, u32, RandomState>,
     capacity: usize,
-    /// Present paths by age of the last datagram, and draining ones by when they were left.
-    ages: [Ages; 2],
+    /// Present paths by their last datagram.
+    present: Ages,
+    /// Draining ones by when they were left.
+    draining: Ages,
     sockets_v4: Range<u16>,
     sockets_v6: Range<u16>,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Ages {
-    oldest: u32,
-    newest: u32,
 }
 
 impl Core {
@@ -113,17 +107,14 @@ impl Core {
     /// longest, makes room.
     pub fn new(capacity: usize, sockets_v4: Range<u16>, sockets_v6: Range<u16>) -> Self {
         let capacity = capacity.max(1);
-        let none = Ages {
-            oldest: NONE,
-            newest: NONE,
-        };
         Self {
             paths: Vec::with_capacity(capacity),
             free: Vec::with_capacity(capacity),
             flows: HashMap::with_capacity_and_hasher(capacity, RandomState::default()),
             answers: HashMap::with_capacity_and_hasher(capacity, RandomState::default()),
             capacity,
-            ages: [none; 2],
+            present: Ages::new(capacity),
+            draining: Ages::new(capacity),
             sockets_v4,
             sockets_v6,
         }
@@ -180,14 +171,12 @@ impl Core {
 
     /// Forgets what has been quiet for [`IDLE`] or has drained for [`DRAIN`]. Constant time when there is nothing.
     pub fn expire(&mut self, now: Millis) {
-        for (kind, limit) in [(0, DRAIN), (1, IDLE)] {
-            while self.ages[kind].oldest != NONE {
-                let oldest = self.ages[kind].oldest;
-                if self.paths[oldest as usize].seen + limit > now {
-                    break;
-                }
-                self.forget(oldest);
-            }
+        let due = |ages: &Ages, paths: &[Path], limit: Millis| {
+            ages.oldest().filter(|&slot| paths[slot as usize].seen + limit <= now)
+        };
+        while let Some(slot) = due(&self.draining, &self.paths, DRAIN).or_else(|| due(&self.present, &self.paths, IDLE))
+        {
+            self.forget(slot);
         }
     }
 
@@ -255,13 +244,10 @@ impl Core {
             return Verdict::Drop(DropReason::PoolExhausted);
         };
         if self.answers.len() >= self.capacity {
-            let [draining, present] = self.ages;
-            let cheapest = if draining.oldest == NONE {
-                present.oldest
-            } else {
-                draining.oldest
-            };
-            self.forget(cheapest);
+            // The cheapest to lose first.
+            if let Some(slot) = self.draining.oldest().or(self.present.oldest()) {
+                self.forget(slot);
+            }
         }
         let path = Path {
             client,
@@ -270,8 +256,6 @@ impl Core {
             version: shell.version(client.service),
             present: true,
             seen: now,
-            older: NONE,
-            newer: NONE,
         };
         let slot = match self.free.pop() {
             Some(slot) => {
@@ -283,7 +267,7 @@ impl Core {
                 self.paths.len() as u32 - 1
             }
         };
-        self.append(slot);
+        self.present.touch(slot);
         self.flows.insert(client, slot);
         self.answers.insert(PathKey { socket, endpoint }, slot);
         Verdict::Send { target, socket, moved }
@@ -291,50 +275,22 @@ impl Core {
 
     /// A flow leaves its path, which drains.
     fn leave(&mut self, now: Millis, slot: u32) {
-        self.unlink(slot);
         let path = &mut self.paths[slot as usize];
         path.present = false;
         path.seen = now;
         self.flows.remove(&path.client);
-        self.append(slot);
+        self.present.remove(slot);
+        self.draining.touch(slot);
     }
 
     fn touch(&mut self, now: Millis, slot: u32) {
         self.paths[slot as usize].seen = now;
-        if self.ages[1].newest != slot {
-            self.unlink(slot);
-            self.append(slot);
-        }
-    }
-
-    fn append(&mut self, slot: u32) {
-        let kind = usize::from(self.paths[slot as usize].present);
-        let newest = self.ages[kind].newest;
-        let path = &mut self.paths[slot as usize];
-        path.older = newest;
-        path.newer = NONE;
-        match newest {
-            NONE => self.ages[kind].oldest = slot,
-            newest => self.paths[newest as usize].newer = slot,
-        }
-        self.ages[kind].newest = slot;
-    }
-
-    fn unlink(&mut self, slot: u32) {
-        let path = &self.paths[slot as usize];
-        let (kind, older, newer) = (usize::from(path.present), path.older, path.newer);
-        match older {
-            NONE => self.ages[kind].oldest = newer,
-            older => self.paths[older as usize].newer = newer,
-        }
-        match newer {
-            NONE => self.ages[kind].newest = older,
-            newer => self.paths[newer as usize].older = older,
-        }
+        self.present.touch(slot);
     }
 
     fn forget(&mut self, slot: u32) {
-        self.unlink(slot);
+        self.present.remove(slot);
+        self.draining.remove(slot);
         let path = &self.paths[slot as usize];
         self.answers.remove(&path.key);
         if path.present {

@@ -3,6 +3,7 @@
 //! Bookkeeping only: what to send where is decided in `core`. Slots, indices and lists are allocated once.
 
 use crate::flow::Millis;
+use crate::flow::ages::Ages;
 use crate::flow::chunks::Stored;
 use foldhash::fast::RandomState;
 use hashbrown::{HashMap, HashTable};
@@ -62,8 +63,6 @@ pub struct Query {
     tried: [u32; MAX_TRIED],
     tried_len: u8,
     generation: u32,
-    older: u32,
-    newer: u32,
 }
 
 struct EndpointList {
@@ -93,8 +92,7 @@ pub struct Queries {
     by_endpoint: HashMap<SocketAddr, u32, RandomState>,
     endpoints: Vec<EndpointList>,
     free_endpoints: Vec<u32>,
-    oldest: u32,
-    newest: u32,
+    ages: Ages,
     keys: RandomState,
     len: usize,
 }
@@ -112,8 +110,7 @@ impl Queries {
             by_endpoint: HashMap::with_capacity_and_hasher(1024, RandomState::default()),
             endpoints: Vec::new(),
             free_endpoints: Vec::new(),
-            oldest: NONE,
-            newest: NONE,
+            ages: Ages::new(capacity),
             keys: RandomState::default(),
             len: 0,
         }
@@ -142,7 +139,7 @@ impl Queries {
 
     /// The query that has waited longest.
     pub fn oldest(&self) -> Option<u32> {
-        (self.oldest != NONE).then_some(self.oldest)
+        self.ages.oldest()
     }
 
     /// Slots in use, in no particular order; for rare events only.
@@ -202,19 +199,9 @@ impl Queries {
             tried: [0; MAX_TRIED],
             tried_len: 0,
             generation: self.generations[slot as usize],
-            older: self.newest,
-            newer: NONE,
         };
         self.slots[slot as usize] = Some(query);
-        match self.newest {
-            NONE => self.oldest = slot,
-            newest => {
-                if let Some(q) = self.get_mut(newest) {
-                    q.newer = slot;
-                }
-            }
-        }
-        self.newest = slot;
+        self.ages.touch(slot);
         self.len += 1;
         let hash = self.client_hash(service, &client, id, question);
         let (slots, keys) = (&self.slots, &self.keys);
@@ -236,22 +223,7 @@ impl Queries {
         if let Ok(entry) = self.by_client.find_entry(hash, |&s| s == slot) {
             entry.remove();
         }
-        match query.older {
-            NONE => self.oldest = query.newer,
-            older => {
-                if let Some(q) = self.get_mut(older) {
-                    q.newer = query.newer;
-                }
-            }
-        }
-        match query.newer {
-            NONE => self.newest = query.older,
-            newer => {
-                if let Some(q) = self.get_mut(newer) {
-                    q.older = query.older;
-                }
-            }
-        }
+        self.ages.remove(slot);
         self.generations[slot as usize] = (query.generation + 1) & GENERATION_MASK;
         self.free.push(slot);
         self.len -= 1;
@@ -456,11 +428,7 @@ impl Queries {
             }
         }
         assert_eq!(listed, attempts);
-        let (mut at, mut aged) = (self.oldest, 0);
-        while let Some(q) = self.get(at) {
-            aged += 1;
-            at = q.newer;
-        }
+        let aged = self.ages.iter().count();
         assert_eq!(aged, self.len);
     }
 }
