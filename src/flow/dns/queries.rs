@@ -66,6 +66,8 @@ pub struct Query {
 }
 
 struct EndpointList {
+    /// Whose list it is, for the check of all indices.
+    #[cfg(any(test, debug_assertions))]
     endpoint: SocketAddr,
     head: u32,
 }
@@ -384,7 +386,11 @@ impl Queries {
         if let Some(&index) = self.by_endpoint.get(&endpoint) {
             return index;
         }
-        let list = EndpointList { endpoint, head: NONE };
+        let list = EndpointList {
+            #[cfg(any(test, debug_assertions))]
+            endpoint,
+            head: NONE,
+        };
         let index = match self.free_endpoints.pop() {
             Some(index) => {
                 self.endpoints[index as usize] = list;
