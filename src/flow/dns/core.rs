@@ -13,6 +13,9 @@ use std::net::SocketAddr;
 
 /// Tries to find an upstream socket on which a query's answer cannot be mistaken.
 const SOCKET_TRIES: u64 = 8;
+/// An endpoint that has answered nothing at all for so long may count as silent. Longer than the wait before a retry: names
+/// that take long are common, a resolver that answers nobody is not.
+const SILENCE: Millis = 250;
 
 #[derive(Default)]
 struct ServiceState {
@@ -112,6 +115,8 @@ impl Core {
             return shell.count(service, Count::Dropped(DropReason::Limit));
         };
         let Some(choice) = shell.choose(service, client.ip(), true, false, &|_| false) else {
+            // Answered at once rather than left to wait.
+            self.servfail(slot, shell);
             self.forget(slot);
             return shell.count(service, Count::Dropped(DropReason::NoEndpoint));
         };
@@ -141,7 +146,13 @@ impl Core {
             .flatten()
             .max_by_key(|a| a.sent)
             .map(|a| a.endpoint);
-        let elsewhere = if repeatable {
+        // No stub waits less than this before it asks again; what comes sooner is a copy, and says nothing about the endpoint.
+        let quick = query
+            .attempts
+            .iter()
+            .flatten()
+            .any(|a| a.sent + self.config.retry_min > now);
+        let elsewhere = if repeatable && !quick {
             self.next_choice(slot, shell)
         } else {
             None
@@ -193,6 +204,12 @@ impl Core {
             Match::Nothing => return shell.stray_answer(),
         };
         let sent = self.queries.attempt(at).map_or(now, |a| a.sent);
+        self.queries.heard(&from, now);
+        let other = AttemptRef {
+            attempt: 1 - at.attempt,
+            ..at
+        };
+        let silent = self.queries.waited_too_long(other, now, SILENCE, true);
         let Some(query) = self.forget(at.slot) else {
             return;
         };
@@ -201,6 +218,9 @@ impl Core {
         let (bytes, rcode) = (datagram.len(), header.rcode);
         shell.count(query.service, Count::Answered { bytes, rcode });
         self.service(query.service).latency.add(now.saturating_sub(sent));
+        if let Some(endpoint) = silent {
+            self.silent(now, &endpoint, shell);
+        }
     }
 
     /// An endpoint refused: it has nobody listening, or cannot be reached. ICMP is rate-limited by the other side, so one
@@ -237,12 +257,13 @@ impl Core {
                 continue;
             };
             if query.expires <= now {
-                self.fail(slot, shell);
+                // Whoever asked has stopped waiting by now; an answer of ours would meet a port in other use.
+                self.give_up(slot, shell);
                 continue;
             }
             if query.retry_at.is_some_and(|at| at <= now) {
                 query.retry_at = None;
-                self.retry(now, slot, shell);
+                self.waited(now, slot, shell);
             }
             let retry_at = self.queries.get(slot).and_then(|q| q.retry_at);
             if self.queries.get(slot).is_some() {
@@ -263,6 +284,47 @@ impl Core {
         }
         if let Some(state) = self.services.get_mut(service as usize) {
             *state = ServiceState::default();
+        }
+    }
+
+    /// A query has waited: first it is asked elsewhere, later its endpoint may count as silent.
+    fn waited(&mut self, now: Millis, slot: u32, shell: &mut impl Shell) {
+        let first = AttemptRef { slot, attempt: 0 };
+        let Some(sent) = self.queries.attempt(first).map(|a| a.sent) else {
+            return;
+        };
+        let Some(query) = self.queries.get_mut(slot) else {
+            return;
+        };
+        let judge_at = sent + SILENCE;
+        if !std::mem::replace(&mut query.retried, true) {
+            query.retry_at = (judge_at > now).then_some(judge_at);
+            self.retry(now, slot, shell);
+        }
+        if now >= judge_at
+            && let Some(endpoint) = self.queries.waited_too_long(first, now, SILENCE, false)
+        {
+            self.silent(now, &endpoint, shell);
+        }
+    }
+
+    /// An endpoint answers nothing at all: it counts as failing, and everything that waits there is asked elsewhere as well.
+    /// This is a move, paid from no budget; the queries stay where they are too, in case it answers after all.
+    fn silent(&mut self, now: Millis, endpoint: &SocketAddr, shell: &mut impl Shell) {
+        shell.refused(endpoint);
+        for slot in self.queries.waiting_only_at(endpoint) {
+            let Some(query) = self.queries.get(slot).filter(|q| q.repeatable) else {
+                continue;
+            };
+            let service = query.service;
+            let Some(choice) = self.next_choice(slot, shell) else {
+                continue;
+            };
+            let attempt = self.attempt_for_retry(slot);
+            if self.send(now, AttemptRef { slot, attempt }, choice.endpoint, None, shell) {
+                shell.count(service, Count::Moved);
+                self.set_timer(slot, None);
+            }
         }
     }
 
@@ -369,6 +431,11 @@ impl Core {
 
     /// Nothing is left to ask: says so to the client, quickly, so that it goes on to its next resolver.
     fn fail(&mut self, slot: u32, shell: &mut impl Shell) {
+        self.servfail(slot, shell);
+        self.give_up(slot, shell);
+    }
+
+    fn servfail(&mut self, slot: u32, shell: &mut impl Shell) {
         let Some(query) = self.queries.get(slot) else {
             return;
         };
@@ -382,7 +449,6 @@ impl Core {
             shell.send_client(service, &client, answer);
             shell.count(service, Count::Synthesized);
         }
-        self.give_up(slot, shell);
     }
 
     fn give_up(&mut self, slot: u32, shell: &mut impl Shell) {

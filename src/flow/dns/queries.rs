@@ -8,7 +8,7 @@ use crate::flow::chunks::Stored;
 use foldhash::fast::RandomState;
 use hashbrown::{HashMap, HashTable};
 use std::hash::BuildHasher;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 const NONE: u32 = u32::MAX;
 /// Endpoints one query remembers having tried; a query that needs more is given up.
@@ -57,8 +57,10 @@ pub struct Query {
     /// May be sent to a second endpoint although the first may have got it (only opcode QUERY).
     pub repeatable: bool,
     pub expires: Millis,
-    /// When to ask elsewhere; `None` once that has been done or given up.
+    /// When to ask elsewhere, then when to judge the endpoint; `None` once that is done.
     pub retry_at: Option<Millis>,
+    /// Whether the time to ask elsewhere has come.
+    pub retried: bool,
     pub attempts: [Option<Attempt>; 2],
     tried: [u32; MAX_TRIED],
     tried_len: u8,
@@ -70,7 +72,28 @@ struct EndpointList {
     #[cfg(any(test, debug_assertions))]
     endpoint: SocketAddr,
     head: u32,
+    /// When it last answered anything, or when something was first sent to it.
+    heard: Millis,
 }
+
+/// What speaks for an endpoint being silent rather than slow with some names. Gone with its next answer.
+#[derive(Clone, Copy, Debug)]
+struct Suspicion {
+    /// When the first query that waited too long was sent.
+    since: Millis,
+    /// Whose it was.
+    client: IpAddr,
+    /// How many queries waited too long since then.
+    waited: u32,
+    /// Whether somebody else answered one of them.
+    answered_elsewhere: bool,
+}
+
+/// Suspicious endpoints remembered; when there are more, all are forgotten and those that are silent come up again.
+const MAX_SUSPECTS: usize = 1024;
+/// Queries of one single client that must have waited too long before its endpoint counts as silent; with a second client,
+/// one of each is enough.
+const WAITED_ALONE: u32 = 3;
 
 /// What an answer matches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,6 +115,7 @@ pub struct Queries {
     by_client: HashTable<u32>,
     by_answer: HashTable<u32>,
     by_endpoint: HashMap<SocketAddr, u32, RandomState>,
+    suspects: HashMap<SocketAddr, Suspicion, RandomState>,
     endpoints: Vec<EndpointList>,
     free_endpoints: Vec<u32>,
     ages: Ages,
@@ -110,6 +134,7 @@ impl Queries {
             by_client: HashTable::with_capacity(capacity),
             by_answer: HashTable::with_capacity(2 * capacity),
             by_endpoint: HashMap::with_capacity_and_hasher(1024, RandomState::default()),
+            suspects: HashMap::default(),
             endpoints: Vec::new(),
             free_endpoints: Vec::new(),
             ages: Ages::new(capacity),
@@ -197,6 +222,7 @@ impl Queries {
             repeatable,
             expires,
             retry_at: None,
+            retried: false,
             attempts: [None, None],
             tried: [0; MAX_TRIED],
             tried_len: 0,
@@ -289,7 +315,7 @@ impl Queries {
     /// Records that a query was sent to an endpoint.
     pub fn begin_attempt(&mut self, at: AttemptRef, socket: u16, endpoint: SocketAddr, now: Millis) {
         self.end_attempt(at);
-        let index = self.endpoint_index(endpoint);
+        let index = self.endpoint_index(endpoint, now);
         let list = &mut self.endpoints[index as usize];
         let next = list.head;
         list.head = at.pack();
@@ -365,6 +391,69 @@ impl Queries {
         (head != NONE).then(|| AttemptRef::unpack(head))
     }
 
+    /// Notes that an endpoint answered.
+    pub fn heard(&mut self, endpoint: &SocketAddr, now: Millis) {
+        if let Some(&index) = self.by_endpoint.get(endpoint) {
+            self.endpoints[index as usize].heard = now;
+        }
+        if !self.suspects.is_empty() {
+            self.suspects.remove(endpoint);
+        }
+    }
+
+    /// Notes that an attempt has waited too long (`elsewhere`: somebody else has answered its query), and says whether its
+    /// endpoint must now count as silent: it has answered nothing at all for `bound`, while queries of two clients waited,
+    /// or several of one of which somebody else answered one. A resolver that is slow with some names answers others in
+    /// between.
+    pub fn waited_too_long(
+        &mut self,
+        at: AttemptRef,
+        now: Millis,
+        bound: Millis,
+        elsewhere: bool,
+    ) -> Option<SocketAddr> {
+        let client = self.get(at.slot)?.client.ip();
+        let attempt = *self.attempt(at)?;
+        if self.endpoints[attempt.endpoint_index as usize].heard > attempt.sent {
+            return None;
+        }
+        if self.suspects.len() >= MAX_SUSPECTS && !self.suspects.contains_key(&attempt.endpoint) {
+            self.suspects.clear();
+        }
+        let suspicion = self.suspects.entry(attempt.endpoint).or_insert(Suspicion {
+            since: attempt.sent,
+            client,
+            waited: 0,
+            answered_elsewhere: false,
+        });
+        suspicion.waited += 1;
+        suspicion.answered_elsewhere |= elsewhere;
+        let alone = suspicion.waited >= WAITED_ALONE && suspicion.answered_elsewhere;
+        let silent = suspicion.since + bound <= now && (suspicion.client != client || alone);
+        if silent {
+            self.suspects.remove(&attempt.endpoint);
+        }
+        silent.then_some(attempt.endpoint)
+    }
+
+    /// The queries that wait at an endpoint and nowhere else.
+    pub fn waiting_only_at(&self, endpoint: &SocketAddr) -> Vec<u32> {
+        let mut slots = Vec::new();
+        let mut next = self.first_at(endpoint);
+        while let Some(at) = next {
+            if self
+                .get(at.slot)
+                .is_some_and(|q| q.attempts.iter().flatten().count() == 1)
+            {
+                slots.push(at.slot);
+            }
+            next = self
+                .attempt(at)
+                .and_then(|a| (a.next != NONE).then(|| AttemptRef::unpack(a.next)));
+        }
+        slots
+    }
+
     /// Whether a query has tried an endpoint, or has tried so many that it must count as having tried all.
     pub fn has_tried(&self, slot: u32, endpoint: &SocketAddr) -> bool {
         let mark = self.mark(endpoint);
@@ -382,7 +471,7 @@ impl Queries {
         self.get_mut(at.slot)?.attempts[usize::from(at.attempt)].as_mut()
     }
 
-    fn endpoint_index(&mut self, endpoint: SocketAddr) -> u32 {
+    fn endpoint_index(&mut self, endpoint: SocketAddr, now: Millis) -> u32 {
         if let Some(&index) = self.by_endpoint.get(&endpoint) {
             return index;
         }
@@ -390,6 +479,7 @@ impl Queries {
             #[cfg(any(test, debug_assertions))]
             endpoint,
             head: NONE,
+            heard: now,
         };
         let index = match self.free_endpoints.pop() {
             Some(index) => {

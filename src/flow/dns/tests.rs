@@ -441,6 +441,114 @@ fn silence_is_asked_once_more_elsewhere_and_the_first_answer_wins() {
     assert_eq!(world.stray, 1, "the late answer is counted");
 }
 
+/// Teaches a core that endpoint 1 answers within a few milliseconds.
+fn warm(core: &mut Core, world: &mut World) {
+    for id in 0..200u16 {
+        core.query(u64::from(id), 0, client(9), &message(id, 0, "warm", false), world);
+        let s = world.sent.last().unwrap().clone();
+        core.answer(u64::from(id) + 2, s.socket, s.endpoint, &answer_to(&s.message), world);
+    }
+    world.sent.clear();
+    world.to_clients.clear();
+    world.counts.clear();
+}
+
+/// D8: an endpoint that answers nothing at all while two clients wait is failing, and nobody waits for it any longer.
+#[test]
+fn a_silent_endpoint_is_found_out_by_two_clients() {
+    let (_, mut world) = two_ranks();
+    let mut core = Core::new(
+        Config {
+            max_outstanding: 1024,
+            sockets_v4: 0..SOCKETS,
+            ..config()
+        },
+        0,
+    );
+    warm(&mut core, &mut world);
+    for n in 0..100u16 {
+        let now = 1_000 + u64::from(n) * 2;
+        core.timers(now, &mut world);
+        core.query(now, 0, client((n % 2) as u8), &message(n, 0, "name", false), &mut world);
+    }
+    for now in 1_200..1_260 {
+        core.timers(now, &mut world);
+    }
+    assert!(world.refused.contains(&endpoint(1)), "noticed within 260 ms");
+    let asked: std::collections::BTreeSet<String> = world
+        .sent
+        .iter()
+        .filter(|s| s.endpoint == endpoint(2))
+        .map(|s| format!("{:?}", message::header(&s.message).unwrap().id))
+        .collect();
+    assert_eq!(asked.len(), 100, "everything that waited has been asked elsewhere");
+    core.query(1_300, 0, client(1), &message(999, 0, "next", false), &mut world);
+    assert_eq!(
+        world.sent.last().unwrap().endpoint,
+        endpoint(2),
+        "and what is new goes there at once"
+    );
+}
+
+/// D8: slow names never eject a resolver that answers others.
+#[test]
+fn a_resolver_that_is_slow_with_some_names_is_not_silent() {
+    let (mut core, mut world) = two_ranks();
+    warm(&mut core, &mut world);
+    for n in 0..600u16 {
+        let now = 1_000 + u64::from(n) * 5;
+        core.timers(now, &mut world);
+        let slow = n % 10 == 0;
+        let name = if slow { "slow" } else { "quick" };
+        core.query(now, 0, client((n % 7) as u8), &message(n, 0, name, false), &mut world);
+        let s = world.sent.last().unwrap().clone();
+        if !slow {
+            core.answer(now + 2, s.socket, s.endpoint, &answer_to(&s.message), &mut world);
+        }
+    }
+    assert!(world.refused.is_empty(), "{:?}", world.refused);
+}
+
+/// One client alone: its endpoint is silent only when somebody else answers what it does not.
+#[test]
+fn a_single_client_needs_somebody_else_to_answer() {
+    for elsewhere_answers in [true, false] {
+        let (mut core, mut world) = two_ranks();
+        warm(&mut core, &mut world);
+        for n in 0..20u16 {
+            let now = 1_000 + u64::from(n) * 100;
+            core.timers(now, &mut world);
+            core.query(now, 0, client(1), &message(n, 0, "name", false), &mut world);
+            core.timers(now + 60, &mut world);
+            let s = world.sent.last().unwrap().clone();
+            if elsewhere_answers && s.endpoint == endpoint(2) {
+                core.answer(now + 62, s.socket, s.endpoint, &answer_to(&s.message), &mut world);
+            }
+        }
+        assert_eq!(world.refused.contains(&endpoint(1)), elsewhere_answers);
+    }
+}
+
+/// Copies of a query that come at once are copies, not a sign that the endpoint is gone.
+#[test]
+fn a_copy_that_comes_at_once_stays_with_its_endpoint() {
+    let (mut core, mut world) = two_ranks();
+    for _ in 0..50 {
+        core.query(0, 0, client(1), &message(9, 0, "name", false), &mut world);
+    }
+    assert!(world.sent.iter().all(|s| s.endpoint == endpoint(1)));
+}
+
+#[test]
+fn without_endpoints_the_client_hears_servfail_at_once() {
+    let mut world = World::new(1);
+    let mut core = Core::new(config(), 0);
+    core.query(0, 0, client(1), &message(9, 0, "name", false), &mut world);
+    assert_eq!(message::header(&world.to_clients[0].2).unwrap().rcode, 2);
+    assert_eq!(world.count_of(|c| *c == Count::Dropped(DropReason::NoEndpoint)), 1);
+    assert_eq!(core.outstanding(), 0);
+}
+
 #[test]
 fn the_retry_comes_sooner_once_latency_is_known() {
     let (mut core, mut world) = two_ranks();
