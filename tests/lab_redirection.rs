@@ -258,6 +258,7 @@ rows! {
     exclusive_on_bridge: Setting { dnat: false, ..BRIDGE }, |b| b.check("ND");
     terminated: ROUTED, end_on_sigterm;
     no_endpoint_left: ROUTED, release_and_retake;
+    bypass_is_told: ROUTED, bypass_is_told;
     wrong_source: ROUTED, answer_from_elsewhere;
     routing_rules_removed: ROUTED, lose_routing_rules;
 }
@@ -276,6 +277,30 @@ fn foreign_writes(bench: &Bench) {
         assert!(error.contains("not permitted"), "{change}: {error}");
     }
     bench.check("ND");
+}
+
+/// What kube-proxy gets although the service is taken is counted, by reason.
+fn bypass_is_told(bench: &Bench) {
+    let told = |reason: &str| {
+        let metrics = bench.agent.metrics().unwrap();
+        let series = format!("nodeward_bypassed_packets_total{{reason=\"{reason}\"}} ");
+        let count = metrics
+            .lines()
+            .find_map(|l| l.strip_prefix(&series)?.parse::<u64>().ok());
+        count.expect("the series exists")
+    };
+    bench.agent.process().pause().unwrap();
+    bench.wait_for("KP", Duration::from_secs(4));
+    bench.agent.process().resume().unwrap();
+    bench.wait_for("ND", Duration::from_secs(4));
+    wait_until("the packets to be counted", Duration::from_secs(5), || {
+        told("lease_expired") > 0 && told("host_lease_expired") > 0
+    })
+    .unwrap();
+    assert!(
+        bench.agent.process().stderr().contains("kube-proxy got packets"),
+        "and it is in the log"
+    );
 }
 
 /// T9: a hung process keeps its sockets and its table; the lease runs out, kube-proxy serves. When it goes on, it serves again.
@@ -360,7 +385,7 @@ fn answer_from_elsewhere(bench: &Bench) {
         let metrics = bench.agent.metrics().unwrap();
         let dropped = metrics
             .lines()
-            .filter(|l| l.starts_with("nodeward_dropped_datagrams_total"));
+            .filter(|l| l.starts_with("nodeward_dropped_answers_total"));
         let wrong = dropped.filter(|l| l.contains("\"wrong_source\""));
         wrong.filter_map(|l| l.rsplit(' ').next()?.parse::<u64>().ok()).sum()
     };

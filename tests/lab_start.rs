@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use nodeward_lab::{
-    Agent, AgentOptions, Cmd, EchoMode, EchoServer, EndpointState, Finished, Host, Lab, LabService, Manifests,
+    Agent, AgentOptions, Cmd, EchoMode, EchoServer, EndpointState, Finished, Host, Lab, LabService, Manifests, Signal,
     wait_until,
 };
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, UdpSocket};
@@ -275,5 +275,58 @@ fn a_bad_manifest_leaves_the_last_good_state_in_use() {
         agent.process().stderr().contains("no longer wrong")
     })
     .unwrap();
+    agent.process().stop(Duration::from_secs(10)).unwrap();
+}
+
+/// One address that nobody can redirect keeps no other service from being taken.
+#[test]
+fn a_vip_that_cannot_be_redirected_is_refused_alone() {
+    let bench = Bench::new();
+    let bad = "apiVersion: v1\nkind: Service\nmetadata: {name: bad, namespace: kube-system}\nspec:\n  clusterIP: 224.0.0.1\n  \
+               ports: [{name: dns, port: 53, protocol: UDP}]\n---\napiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\n\
+               metadata: {name: bad-1, namespace: kube-system, labels: {kubernetes.io/service-name: bad}}\naddressType: IPv4\n\
+               ports: [{name: dns, port: 53, protocol: UDP}]\nendpoints: [{addresses: [10.244.1.9]}]\n";
+    bench.manifests.write("bad.yaml", bad).unwrap();
+    let node = bench.lab.node("n1").unwrap();
+    let options = AgentOptions::new(NODEWARD, &[KEY, "kube-system/bad"]);
+    let agent = Agent::start(node, &bench.manifests, &options, &bench.lab.directory()).unwrap();
+    agent.wait_ready(Duration::from_secs(10)).unwrap();
+    let status = || {
+        let status = Cmd::new(NODEWARD)
+            .args(["status", "-o", "json", "--socket"])
+            .arg(agent.run_dir().join("current.sock"));
+        let text = bench.run(status).check().unwrap().stdout;
+        serde_json::from_str::<serde_json::Value>(&text).unwrap()
+    };
+    let state = |service: &str| {
+        let status = status();
+        let mut all = status["services"].as_array().unwrap().clone().into_iter();
+        let found = all.find(|s| s["service"] == service && s["protocol"] == "UDP" && s["family"] == "IPv4");
+        found.map(|s| s["state"].as_str().unwrap().to_owned())
+    };
+    wait_until("kube-dns to be intercepted", Duration::from_secs(10), || {
+        state(KEY).as_deref() == Some("intercepting")
+    })
+    .unwrap();
+    assert_eq!(state("kube-system/bad").as_deref(), Some("refused"));
+    let sets = bench
+        .run(Cmd::new("nft").args(["list", "set", "inet", "nodeward-main", "svc4"]))
+        .stdout;
+    assert!(sets.contains("10.96.0.10") && !sets.contains("224.0.0.1"), "{sets}");
+    agent.process().stop(Duration::from_secs(10)).unwrap();
+}
+
+/// SIGHUP changes nothing: the configuration is read at the start only.
+#[test]
+fn a_hangup_is_told_and_survived() {
+    let bench = Bench::new();
+    let agent = start_agent(&bench);
+    state_becomes(&bench, &agent, "intercepting");
+    agent.process().signal(Signal::SIGHUP).unwrap();
+    wait_until("the log line", Duration::from_secs(5), || {
+        agent.process().stderr().contains("SIGHUP")
+    })
+    .unwrap();
+    state_becomes(&bench, &agent, "intercepting");
     agent.process().stop(Duration::from_secs(10)).unwrap();
 }

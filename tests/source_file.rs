@@ -412,3 +412,27 @@ fn a_change_of_permissions_is_noticed() {
     bed.wait();
     assert_eq!(bed.load(), 0);
 }
+
+/// Opening a pipe would wait for ever; a device never ends. Neither may hold the others up.
+#[test]
+fn pipes_and_devices_are_refused_and_hold_nothing_up() {
+    let mut bed = Bed::new(&[]);
+    let made = std::process::Command::new("mkfifo")
+        .arg(bed.path("pipe.yaml"))
+        .status()
+        .unwrap();
+    assert!(made.success());
+    symlink("/dev/zero", bed.path("device.yaml")).unwrap();
+    bed.write(
+        "good.yaml",
+        "apiVersion: v1\nkind: Service\nmetadata: {name: good}\nspec: {clusterIP: 10.96.0.1, ports: [{port: 53}]}\n",
+    );
+    bed.wait();
+    bed.load();
+    assert!(bed.services().contains("good"));
+    let errors = bed.errors().join("\n");
+    for name in ["pipe.yaml", "device.yaml"] {
+        assert!(errors.contains(name), "{name} is not in: {errors}");
+    }
+    assert!(errors.contains("not a regular file"), "{errors}");
+}

@@ -478,3 +478,26 @@ proptest! {
         let _ = parse(lines.join("\n").as_bytes(), Format::Yaml, &mut Interner::default());
     }
 }
+
+/// An object that was meant for us but names no version, or one that is not read, is an error and not passed over; kinds of
+/// the same name in other API groups are others'.
+#[test]
+fn wrong_versions_are_refused_and_foreign_kinds_passed_over() {
+    for (head, wanted) in [
+        ("kind: Service", "v1"),
+        ("apiVersion: v2\nkind: Service", "v1"),
+        ("kind: Node", "v1"),
+        ("kind: EndpointSlice", "discovery.k8s.io/v1"),
+        (
+            "apiVersion: discovery.k8s.io/v1beta1\nkind: EndpointSlice",
+            "discovery.k8s.io/v1",
+        ),
+    ] {
+        let error = yaml(&format!("{head}\nmetadata: {{name: x}}\n"))
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains(&format!("apiVersion: {wanted}")), "{head}: {error}");
+    }
+    let foreign = "apiVersion: serving.knative.dev/v1\nkind: Service\nmetadata: {name: x}\n";
+    assert_eq!(yaml(foreign).unwrap().objects, []);
+}

@@ -6,7 +6,7 @@ mod worker_support;
 use nodeward::telemetry::DropReason;
 use nodeward::topology::Profile;
 use nodeward::worker::Command;
-use std::net::UdpSocket;
+use std::net::{SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
 use worker_support::{Rig, address, echo, endpoint, until};
 
@@ -102,6 +102,39 @@ fn a_refusing_endpoint_costs_no_query() {
         "once it is known to refuse, nothing goes there: {:?}",
         counts.forwarded
     );
+    rig.worker.stop();
+}
+
+#[test]
+fn an_endpoint_that_cannot_be_reached_is_left_at_once() {
+    let unreachable = SocketAddr::new([255, 255, 255, 255].into(), 53);
+    let rig = Rig::new(&[(unreachable, 0), (echo(), 1)]);
+    let client = rig.client();
+    for id in 0..100 {
+        let answer = exchange(&client, &query(id, "unreachable"));
+        assert_eq!(answer[3] & 0x0f, 0);
+    }
+    let counts = rig.counts();
+    assert!(
+        counts.forwarded[1] >= 90,
+        "nothing new goes there: {:?}",
+        counts.forwarded
+    );
+    rig.worker.stop();
+}
+
+/// A hung endpoint keeps its socket and answers nobody.
+#[test]
+fn a_hung_endpoint_is_found_out() {
+    let hung = endpoint(|_, _, _| {});
+    let rig = Rig::new(&[(hung, 0), (echo(), 1)]);
+    let client = rig.client();
+    let start = Instant::now();
+    for id in 0..20 {
+        exchange(&client, &query(id, "hung"));
+    }
+    assert!(start.elapsed() < Duration::from_secs(6), "{:?}", start.elapsed());
+    assert!(rig.counts().forwarded[1] >= 10, "{:?}", rig.counts().forwarded);
     rig.worker.stop();
 }
 

@@ -118,6 +118,27 @@ fn a_dead_agent_costs_at_most_what_was_sent_before_its_refusal() {
     rig.worker.stop();
 }
 
+/// The node knows no way to an endpoint: the send itself fails, and that is evidence like a refusal.
+#[test]
+fn an_agent_that_cannot_be_reached_is_left_at_once() {
+    let remote = agent();
+    // The broadcast address needs an option that our sockets do not have, so the kernel refuses the send (EACCES).
+    let unreachable = SocketAddr::new([255, 255, 255, 255].into(), 8126);
+    let rig = rig(&[(unreachable, 0), (remote.local_addr().unwrap(), 1)]);
+    let client = rig.client();
+    for n in 0..100 {
+        client.send(format!("seq:{n}|g").as_bytes()).unwrap();
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    let received = drain(&remote).len();
+    assert!(received >= 90, "{received} of 100 reached the remaining agent");
+    let counts = rig.counts();
+    let forwarded = counts.forwarded.iter().sum::<u64>();
+    assert_eq!((counts.received, forwarded), (100, received as u64));
+    assert_eq!(rig.dropped(DropReason::SendFailed), 100 - forwarded);
+    rig.worker.stop();
+}
+
 #[test]
 fn without_an_agent_datagrams_are_dropped_and_counted() {
     let mut rig = rig(&[(agent().local_addr().unwrap(), 0)]);

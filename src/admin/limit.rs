@@ -11,11 +11,13 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Sleep;
 
-/// A scraper, some probes and some people; more wait in the kernel's backlog.
-pub const MAX_CONNECTIONS: usize = 64;
+/// A scraper, some probes and some people; more wait in the kernel's backlog. Enough that a few dozen idle ones do not keep
+/// a probe out.
+pub const MAX_CONNECTIONS: usize = 256;
 
-/// A client that sends its request byte by byte cannot hold a place longer than this.
-pub const MAX_AGE: Duration = Duration::from_secs(60);
+/// A client that sends its request byte by byte, or nothing, cannot hold a place longer than this. A dump of a large cluster
+/// takes about a second.
+pub const MAX_AGE: Duration = Duration::from_secs(10);
 
 /// A listener that takes a new connection only when there is room.
 pub struct Limited<L> {

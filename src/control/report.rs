@@ -1,10 +1,11 @@
 //! The agent's state in words: what `nodeward status`, the metrics and the log say.
 
-use super::redirection::Redirection;
+use super::agent::Agent;
 use super::run::Control;
-use super::vips::{Phase, Vips, carried};
+use super::vips::{Phase, carried};
 use crate::config::Config;
 use crate::model::{IpFamily, NodeName};
+use crate::redirect::RedirectCounters;
 use crate::table::{Conflict, ServicePortEntry, Vip};
 use crate::telemetry::status::{EngineStatus, RedirectStatus, ServicePortStatus, ServiceState, SourceStatus, Status};
 use crate::topology::{NodeContext, Verdict};
@@ -111,13 +112,14 @@ pub fn all(control: &Control) {
     control.agent.update_condition(|condition| {
         condition.ready = match redirect {
             Some(r) if !r.is_installed() => Err(r.error().unwrap_or("the redirection is not installed").to_owned()),
+            Some(r) if r.error().is_some() => Err(r.error().unwrap_or_default().to_owned()),
             _ => Ok(()),
         };
     });
 }
 
 fn service_port(entry: &ServicePortEntry, control: &Control, context: &NodeContext) -> ServicePortStatus {
-    let (state, reason) = state_of(entry, &control.vips, control.redirection.is_some());
+    let (state, reason) = state_of(entry, control);
     let first = entry.tiers.first();
     ServicePortStatus {
         service: entry.key.service.to_string(),
@@ -136,15 +138,18 @@ fn service_port(entry: &ServicePortEntry, control: &Control, context: &NodeConte
     }
 }
 
-fn state_of(entry: &ServicePortEntry, vips: &Vips, redirected: bool) -> (ServiceState, Option<String>) {
+fn state_of(entry: &ServicePortEntry, control: &Control) -> (ServiceState, Option<String>) {
     if let Err(reason) = carried(entry) {
         return (ServiceState::Refused, Some(reason.to_owned()));
     }
-    match vips.phase(&entry.vip) {
-        Some(Phase::Serving) if !redirected => {
+    let trouble = control.redirection.as_ref().and_then(|r| r.error());
+    match control.vips.phase(&entry.vip) {
+        Some(Phase::Serving) if control.redirection.is_none() => {
             let reason = "redirect.enabled is false: only traffic sent to the socket itself arrives";
             (ServiceState::Off, Some(reason.to_owned()))
         }
+        // What the table really holds is not known then.
+        Some(Phase::Serving) if trouble.is_some() => (ServiceState::Waiting, trouble.map(str::to_owned)),
         Some(Phase::Serving) => (ServiceState::Intercepting, None),
         Some(Phase::Refused(reason, _)) => (ServiceState::Refused, Some(reason.clone())),
         _ if entry.verdict == Verdict::Reject => {
@@ -188,19 +193,52 @@ fn warnings(control: &Control) -> Vec<String> {
             control.node
         ));
     }
-    warnings.extend(control.bypassed.clone());
+    for service in control.config.select.services.iter() {
+        if store.get(service).is_none_or(|s| s.service().is_none()) {
+            warnings.push(format!("select.services: Service {service} does not exist"));
+        }
+    }
+    warnings.extend(bypassed(&control.bypassed));
     warnings
 }
 
-/// Traffic of our VIPs that kube-proxy got, in words, if there was any: never silent.
-pub async fn bypassed(redirection: Option<&Redirection>) -> Option<String> {
-    let counters = redirection?.counters().await?;
-    let packets = counters.lease_expired + counters.no_socket + counters.host_lease_expired;
+/// The reasons for which kube-proxy got traffic of taken services, with their counts.
+fn bypass_reasons(c: &RedirectCounters) -> [(&'static str, u64); 3] {
+    [
+        ("lease_expired", c.lease_expired),
+        ("no_socket", c.no_socket),
+        ("host_lease_expired", c.host_lease_expired),
+    ]
+}
+
+/// Tells what kube-proxy got since the counters were last read; true if there was any. A table that was installed anew
+/// starts from zero.
+pub fn bypass(agent: &Agent, before: RedirectCounters, now: RedirectCounters) -> bool {
+    let mut any = false;
+    for ((reason, before), (_, now)) in bypass_reasons(&before).into_iter().zip(bypass_reasons(&now)) {
+        let new = if now < before { now } else { now - before };
+        if new > 0 {
+            any = true;
+            agent.metrics.bypassed(reason).inc_by(new);
+            tracing::warn!(packets = new, reason, "kube-proxy got packets of taken services");
+        }
+    }
+    any
+}
+
+/// What went to kube-proxy since the table was installed, in words.
+fn bypassed(counters: &RedirectCounters) -> Option<String> {
+    let reasons = bypass_reasons(counters);
+    let packets: u64 = reasons.iter().map(|(_, n)| n).sum();
+    let told: Vec<String> = reasons
+        .iter()
+        .filter(|(_, n)| *n > 0)
+        .map(|(r, n)| format!("{r} {n}"))
+        .collect();
     (packets > 0).then(|| {
         format!(
-            "{packets} packets of taken services went to kube-proxy since the redirection was installed: {} with the \
-             lease expired, {} without a socket, {} of host clients with the lease expired",
-            counters.lease_expired, counters.no_socket, counters.host_lease_expired
+            "{packets} packets of taken services went to kube-proxy since the redirection was installed ({})",
+            told.join(", ")
         )
     })
 }

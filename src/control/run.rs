@@ -11,8 +11,8 @@ use crate::config::Config;
 use crate::health::FailingEndpoints;
 use crate::model::{Change, NodeName, ObjectName, Service};
 use crate::net::{socket, watch};
-use crate::redirect::Marks;
 use crate::redirect::verdict::{self, Severity};
+use crate::redirect::{Marks, RedirectCounters, check_vip};
 use crate::source::file::FileSource;
 use crate::store::Changes;
 use crate::table::publish::Publisher;
@@ -36,6 +36,8 @@ const OPEN_AGAIN: u64 = 5_000;
 const DRAIN_MARGIN: u64 = 500;
 /// How often expired health records are swept.
 const SWEEP: Duration = Duration::from_secs(10);
+/// How often the redirection's counters are read.
+const BYPASS: Duration = Duration::from_secs(1);
 
 /// Runs the agent until it is told to stop.
 ///
@@ -63,8 +65,8 @@ pub(super) struct Control {
     pub(super) workers: Vec<Handle>,
     pub(super) vips: Vips,
     pub(super) redirection: Option<Redirection>,
-    /// Traffic that kube-proxy got, in words.
-    pub(super) bypassed: Option<String>,
+    /// The redirection's counters when they were last read.
+    pub(super) bypassed: RedirectCounters,
     pub(super) prober: Prober,
     pub(super) failing: Arc<FailingEndpoints>,
     pub(super) clock: Clock,
@@ -78,6 +80,7 @@ impl Control {
         let system = |what| move |e| RunError::System(what, e);
         let mut terminate = signal(SignalKind::terminate()).map_err(system("waiting for SIGTERM"))?;
         let mut interrupt = signal(SignalKind::interrupt()).map_err(system("waiting for SIGINT"))?;
+        let mut hangup = signal(SignalKind::hangup()).map_err(system("waiting for SIGHUP"))?;
         let watched = self
             .source
             .as_fd()
@@ -87,6 +90,7 @@ impl Control {
         let mut probes = interval(lease::INTERVAL);
         probes.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut sweep = interval(SWEEP);
+        let mut bypass = interval(BYPASS);
         self.first_probe().await;
         self.load(Instant::now()).await;
         // First event of a batch, and when the batch is taken.
@@ -121,10 +125,11 @@ impl Control {
                 _ = sweep.tick() => {
                     self.failing.sweep(self.clock.now());
                     self.publisher.collect();
-                    self.bypassed = report::bypassed(self.redirection.as_ref()).await;
                     // What inotify cannot see (a folder replaced through a link above it) is noticed here.
                     self.load(Instant::now()).await;
                 }
+                _ = bypass.tick() => self.look_at_bypass().await,
+                _ = hangup.recv() => tracing::warn!("SIGHUP: the configuration is read at the start only; restart to change it"),
                 _ = terminate.recv() => break,
                 _ = interrupt.recv() => break,
             }
@@ -163,6 +168,7 @@ impl Control {
             && let Some(table) = self.next_table(&result)
         {
             let generation = table.generation;
+            self.release(&table).await;
             self.publisher.publish(table);
             self.workers.iter().for_each(Handle::wake);
             self.wait_for_workers(|c| c.publisher.applied() >= generation, "a new table")
@@ -173,6 +179,29 @@ impl Control {
             self.forget_counters(&result);
         }
         self.settle().await;
+    }
+
+    /// VIPs that the next table does not serve leave `svc` before it is published, so that no query meets a worker that has
+    /// nobody to ask: kube-proxy takes it.
+    async fn release(&mut self, next: &Table) {
+        let wanted = Vips::wanted(next, |_| true);
+        let kept: Vec<Vip> = self
+            .vips
+            .serving()
+            .filter(|v| wanted.binary_search(v).is_ok())
+            .collect();
+        if kept.len() == self.vips.serving().count() {
+            return;
+        }
+        self.vips.release_all_but(&kept, self.clock.now() + self.drain());
+        if let Some(redirection) = &mut self.redirection {
+            redirection.apply(&self.vips, &self.agent.metrics).await;
+        }
+    }
+
+    /// How long a released VIP keeps its sockets, milliseconds.
+    fn drain(&self) -> u64 {
+        self.config.udp.dns_timeout.as_millis() as u64 + DRAIN_MARGIN
     }
 
     /// The table after these changes; `None` where it is the same.
@@ -238,8 +267,7 @@ impl Control {
             families.as_ref().is_none_or(|f| f.contains(&family))
         });
         let now = self.clock.now();
-        let drain = self.config.udp.dns_timeout.as_millis() as u64 + DRAIN_MARGIN;
-        for action in self.vips.reconcile(&wanted, now, drain) {
+        for action in self.vips.reconcile(&wanted, now, self.drain()) {
             match action {
                 Action::Open(vip) => self.open(vip, now),
                 Action::Close(vip) => {
@@ -274,7 +302,12 @@ impl Control {
             Some(_) => self.marks.listener_socket,
             None => 0,
         };
-        if self.redirection.is_some() {
+        if let Some(redirection) = &self.redirection {
+            // One address that cannot be redirected must not keep the others from it.
+            if let Err(error) = check_vip(&(vip.address, vip.protocol), redirection.families()) {
+                tracing::error!(vip = %vip.address, "{error}");
+                return self.vips.refuse(vip, error.to_string(), now + OPEN_AGAIN);
+            }
             let local = verdict::local_vips(&[vip.address.ip()]);
             if let Some(finding) = local.iter().find(|f| f.severity == Severity::Refuse) {
                 tracing::error!(vip = %vip.address, "{finding}");
@@ -295,6 +328,20 @@ impl Control {
                 tracing::error!(vip = %vip.address, "{reason}");
                 self.vips.refuse(vip, reason, now + OPEN_AGAIN);
             }
+        }
+    }
+
+    /// Traffic of taken services that kube-proxy got is never silent: counted, logged, told by `status`.
+    async fn look_at_bypass(&mut self) {
+        let Some(redirection) = &self.redirection else {
+            return;
+        };
+        let Some(counters) = redirection.counters().await else {
+            return;
+        };
+        let before = std::mem::replace(&mut self.bypassed, counters);
+        if report::bypass(&self.agent, before, counters) {
+            report::all(self);
         }
     }
 

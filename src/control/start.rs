@@ -11,7 +11,7 @@ use crate::admin::{self, AdminError, AdminSocket};
 use crate::config::{Config, ConfigError};
 use crate::health::FailingEndpoints;
 use crate::net::cpu;
-use crate::redirect::RedirectError;
+use crate::redirect::{RedirectCounters, RedirectError};
 use crate::source::file::{FileSource, SourceError};
 use crate::table::TableBuilder;
 use crate::table::affinity::AffinityMemory;
@@ -35,7 +35,7 @@ pub enum RunError {
     #[error("{}: nothing to serve from: set `source.file.path` to a manifest or a folder of manifests", .0.display())]
     NoSource(PathBuf),
     /// The source cannot be opened.
-    #[error(transparent)]
+    #[error("source.file.path: {0}; it must be a manifest or a folder of manifests that exists")]
     Source(#[from] SourceError),
     /// A worker cannot start.
     #[error(transparent)]
@@ -133,7 +133,7 @@ impl Control {
             workers,
             vips: Vips::default(),
             redirection,
-            bypassed: None,
+            bypassed: RedirectCounters::default(),
             prober,
             failing,
             clock,

@@ -97,6 +97,15 @@ impl Vips {
         actions
     }
 
+    /// Takes serving VIPs out of `svc`, all but these (sorted); they drain until then.
+    pub fn release_all_but(&mut self, kept: &[Vip], until: Millis) {
+        for (vip, phase) in &mut self.phases {
+            if *phase == Phase::Serving && kept.binary_search(vip).is_err() {
+                *phase = Phase::Draining(until);
+            }
+        }
+    }
+
     /// A VIP could not be opened.
     pub fn refuse(&mut self, vip: Vip, reason: String, again: Millis) {
         self.phases.insert(vip, Phase::Refused(reason, again));

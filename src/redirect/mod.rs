@@ -36,7 +36,7 @@ pub use cleanup::{Cleaned, CleanupError, cleanup};
 pub use client::{Redirect, RedirectCounters};
 pub use config::{MAX_SET_ELEMENTS, Marks, RedirectConfig, RedirectConfigError};
 pub use error::{RedirectError, RedirectEvent};
-pub use sets::{Desired, Element, ElementError};
+pub use sets::{Desired, Element, ElementError, check_vip};
 
 use std::path::PathBuf;
 

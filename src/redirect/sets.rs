@@ -94,6 +94,14 @@ impl Desired {
     }
 }
 
+/// Checks one VIP, as [`Desired::validate`] would.
+///
+/// # Errors
+/// Why it cannot be redirected.
+pub fn check_vip(element: &Element, families: &[IpFamily]) -> Result<(), ElementError> {
+    check("svc", element, families)
+}
+
 fn check(set: &'static str, element: &Element, families: &[IpFamily]) -> Result<(), ElementError> {
     let (address, protocol) = *element;
     let refuse = |why| {

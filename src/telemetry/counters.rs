@@ -67,14 +67,19 @@ drop_reasons! {
     PoolExhausted => "pool_exhausted",
     /// The kernel refused to send it.
     SendFailed => "send_failed",
-    /// An answer nobody waits for: late, duplicate, or never asked for.
-    UnexpectedAnswer => "unexpected_answer",
     /// An answer from an address other than the endpoint asked.
     WrongSource => "wrong_source",
     /// The kernel dropped it: our socket's receive buffer was full.
     SocketOverflow => "socket_overflow",
-    /// Still under way when the service port went away or the worker stopped.
-    Abandoned => "abandoned",
+    /// The kernel refused to send an answer back.
+    AnswerNotSent => "answer_not_sent",
+}
+
+impl DropReason {
+    /// Whether it is about answers. Offered datagrams are forwarded or dropped for one of the other reasons.
+    pub fn is_answer(self) -> bool {
+        matches!(self, Self::WrongSource | Self::AnswerNotSent)
+    }
 }
 
 /// What one worker counted for one service port and family.

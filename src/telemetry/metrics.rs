@@ -36,6 +36,19 @@ pub struct ControlMetrics {
     pub redirect_errors: Counter,
     /// Ip rules or routes that somebody removed and we put back.
     pub routes_restored: Counter,
+    /// Packets of taken services that kube-proxy got, by [`BYPASS_REASONS`].
+    bypassed: [Counter; BYPASS_REASONS.len()],
+}
+
+/// Why kube-proxy got packets of taken services.
+pub const BYPASS_REASONS: [&str; 3] = ["lease_expired", "no_socket", "host_lease_expired"];
+
+impl ControlMetrics {
+    /// The counter of a reason; an unknown one counts as the first.
+    pub fn bypassed(&self, reason: &str) -> &Counter {
+        let index = BYPASS_REASONS.iter().position(|r| *r == reason).unwrap_or(0);
+        &self.bypassed[index]
+    }
 }
 
 impl Default for ControlMetrics {
@@ -46,6 +59,7 @@ impl Default for ControlMetrics {
             source_errors: Counter::default(),
             redirect_errors: Counter::default(),
             routes_restored: Counter::default(),
+            bypassed: Default::default(),
         }
     }
 }
@@ -206,17 +220,22 @@ impl Collector for Scrape {
         });
         let help = "Datagrams sent to endpoints the first time, by distance";
         write_rows(&mut encoder, "forwarded_datagrams", help, false, by_rank)?;
-        let by_reason = ports.iter().flat_map(|(labels, s)| {
-            let reasons = DropReason::ALL.iter().zip(s.dropped);
-            reasons.map(|(reason, n)| (with(labels, "reason", reason.as_str()), n))
-        });
-        write_rows(
-            &mut encoder,
-            "dropped_datagrams",
-            "Datagrams not forwarded, by reason",
-            false,
-            by_reason,
-        )?;
+        for (name, help, answers) in [
+            (
+                "dropped_datagrams",
+                "Datagrams of clients not forwarded, by reason",
+                false,
+            ),
+            ("dropped_answers", "Answers of endpoints not passed on, by reason", true),
+        ] {
+            let by_reason = ports.iter().flat_map(|(labels, s)| {
+                let reasons = DropReason::ALL.iter().zip(s.dropped);
+                reasons
+                    .filter(|(reason, _)| reason.is_answer() == answers)
+                    .map(|(reason, n)| (with(labels, "reason", reason.as_str()), n))
+            });
+            write_rows(&mut encoder, name, help, false, by_reason)?;
+        }
         for (i, m) in WORKER.iter().enumerate() {
             let rows = self.workers.iter().enumerate();
             let rows = rows.map(|(worker, values)| (vec![("worker", worker.to_string())], values[i]));
@@ -249,6 +268,10 @@ impl Scrape {
                 &c.routes_restored,
             ),
         ];
+        let reasons = BYPASS_REASONS.iter().zip(&c.bypassed);
+        let rows = reasons.map(|(reason, n)| (vec![("reason", (*reason).to_owned())], n.get()));
+        let help = "Packets of taken services that kube-proxy got, by reason";
+        write_rows(encoder, "bypassed_packets", help, false, rows)?;
         for (name, help, metric) in metrics {
             metric.encode(encoder.encode_descriptor(name, help, None, metric.metric_type())?)?;
         }

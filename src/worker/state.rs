@@ -28,6 +28,32 @@ const DROPS_EVERY: u64 = 1000;
 /// Clients of one-way services remembered per worker; beyond it the quietest one is forgotten.
 const ONEWAY_CLIENTS: usize = 65_536;
 
+/// Records of datagrams sent lately. The kernel reports a failed send with the next enter, which is never more than two
+/// batches and one submission queue away.
+const RECORDS: usize = 8192;
+
+/// What is remembered of a datagram until the kernel can no longer report that it failed.
+#[derive(Clone, Copy, Debug)]
+struct Record {
+    number: u32,
+    service: u32,
+    socket: u16,
+    rank: u8,
+    endpoint: SocketAddr,
+}
+
+impl Default for Record {
+    fn default() -> Self {
+        Self {
+            number: 0,
+            service: 0,
+            socket: 0,
+            rank: 0,
+            endpoint: SocketAddr::new(std::net::Ipv4Addr::UNSPECIFIED.into(), 0),
+        }
+    }
+}
+
 /// A VIP this worker receives for.
 pub struct VipSlot {
     pub vip: Vip,
@@ -79,6 +105,9 @@ pub struct State {
     /// Upstream sockets whose error queue should be read.
     errors: Vec<u16>,
     rng: StdRng,
+    /// Number of the last datagram of which only a record is kept, and the records.
+    forwards: u32,
+    records: Box<[Record]>,
     generation: u64,
     now: u64,
     drops_read: u64,
@@ -122,6 +151,8 @@ impl State {
             sockets,
             // Seeded by the operating system: which socket carries a query must not be guessed (RFC 5452 §4.5).
             rng: rand::make_rng(),
+            forwards: 0,
+            records: vec![Record::default(); RECORDS].into(),
             generation: 0,
             now: shared.clock.now(),
             drops_read: 0,
@@ -336,7 +367,7 @@ impl State {
     }
 
     /// Counts and sends a datagram whose endpoint and socket are decided.
-    fn forward(&self, out: &mut dyn Outbox, service: u32, socket: u16, to: (SocketAddr, u8), payload: &[u8]) {
+    fn forward(&mut self, out: &mut dyn Outbox, service: u32, socket: u16, to: (SocketAddr, u8), payload: &[u8]) {
         let slot = self.vips.get(service as usize).and_then(Option::as_ref);
         let (Some(slot), Some(&key)) = (slot, self.sockets.upstream.get(usize::from(socket))) else {
             return;
@@ -344,12 +375,36 @@ impl State {
         let rank = usize::from(to.1).min(MAX_RANKS - 1);
         slot.counters.forwarded[rank].add(1);
         slot.counters.forwarded_bytes.add(payload.len() as u64);
-        let tag = Tag::Forward {
+        self.forwards = self.forwards.wrapping_add(1);
+        let number = self.forwards;
+        self.records[number as usize % RECORDS] = Record {
+            number,
             service,
             socket,
             rank: rank as u8,
+            endpoint: to.0,
         };
-        out.send(key, &to.0, payload, tag.pack());
+        out.send(key, &to.0, payload, Tag::Forward(number).pack());
+    }
+
+    /// A datagram of which nothing was kept did not leave.
+    fn forward_failed(&mut self, out: &mut dyn Outbox, number: u32, errno: i32) {
+        let record = self.records[number as usize % RECORDS];
+        if record.number != number {
+            return;
+        }
+        if let Some(slot) = self.vips.get(record.service as usize).and_then(Option::as_ref) {
+            slot.counters.forwarded[usize::from(record.rank)].take_back(1);
+            slot.counters.drop_one(DropReason::SendFailed);
+        }
+        match errno {
+            // The refusal of an earlier datagram, perhaps to somebody else: the error queue tells.
+            libc::ECONNREFUSED => self.read_errors_of(record.socket),
+            errno if cannot_be_sent(errno) => {
+                self.core.refused(self.now, &record.endpoint, &mut shell!(self, out));
+            }
+            _ => {}
+        }
     }
 
     fn read_errors_of(&mut self, socket: u16) {
@@ -366,6 +421,12 @@ fn means_unreachable(errno: i32) -> bool {
         errno,
         libc::ECONNREFUSED | libc::EHOSTUNREACH | libc::ENETUNREACH | libc::EHOSTDOWN | libc::EACCES | libc::EPERM
     )
+}
+
+/// What a send is answered with when the node itself knows no way to the endpoint: no route, a blackhole or prohibiting
+/// route, a neighbour that does not resolve (`ip_route_output_key` in net/ipv4/route.c).
+fn cannot_be_sent(errno: i32) -> bool {
+    errno == libc::EINVAL || (errno != libc::ECONNREFUSED && means_unreachable(errno))
 }
 
 impl Handler for State {
@@ -403,23 +464,20 @@ impl Handler for State {
             Tag::Probe => {}
             Tag::Reply(service) => {
                 if let Some(slot) = self.vips.get(service as usize).and_then(Option::as_ref) {
-                    slot.counters.drop_one(DropReason::SendFailed);
+                    slot.counters.drop_one(DropReason::AnswerNotSent);
                 }
             }
-            Tag::Forward { service, socket, rank } => {
-                if errno == libc::ECONNREFUSED {
-                    self.read_errors_of(socket);
-                }
-                if let Some(slot) = self.vips.get(service as usize).and_then(Option::as_ref) {
-                    slot.counters.forwarded[usize::from(rank).min(MAX_RANKS - 1)].take_back(1);
-                    slot.counters.drop_one(DropReason::SendFailed);
-                }
-            }
+            Tag::Forward(number) => self.forward_failed(out, number, errno),
             Tag::Query(socket, tag) => {
                 // With an error queue on, a send fails once with the refusal of an earlier datagram (ip(7), IP_RECVERR).
                 let pending = errno == libc::ECONNREFUSED;
                 if pending {
                     self.read_errors_of(socket);
+                }
+                if cannot_be_sent(errno)
+                    && let Some(endpoint) = self.core.endpoint_of(tag)
+                {
+                    return self.core.refused(self.now, &endpoint, &mut shell!(self, out));
                 }
                 self.core.send_failed(self.now, tag, pending, &mut shell!(self, out));
             }

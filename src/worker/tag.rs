@@ -34,12 +34,8 @@ pub enum Tag {
     Probe,
     Reply(u32),
     Query(u16, SendTag),
-    /// A datagram of a one-way client or of a flow: nothing is kept of it.
-    Forward {
-        service: u32,
-        socket: u16,
-        rank: u8,
-    },
+    /// A datagram of a one-way client or of a flow: nothing is kept of it but a record under this number.
+    Forward(u32),
 }
 
 impl Tag {
@@ -48,9 +44,7 @@ impl Tag {
             Self::Probe => 0,
             Self::Reply(service) => 1 << 54 | u64::from(service),
             Self::Query(socket, tag) => 2 << 54 | u64::from(socket) << SendTag::BITS | tag.0,
-            Self::Forward { service, socket, rank } => {
-                3 << 54 | u64::from(rank) << 44 | u64::from(socket) << 28 | u64::from(service & 0x0fff_ffff)
-            }
+            Self::Forward(record) => 3 << 54 | u64::from(record),
         }
     }
 
@@ -58,11 +52,7 @@ impl Tag {
         match tag >> 54 {
             0 => Self::Probe,
             1 => Self::Reply(tag as u32),
-            3 => Self::Forward {
-                service: tag as u32 & 0x0fff_ffff,
-                socket: (tag >> 28) as u16,
-                rank: (tag >> 44) as u8,
-            },
+            3 => Self::Forward(tag as u32),
             _ => {
                 let socket = (tag >> SendTag::BITS) & 0x1fff;
                 Self::Query(socket as u16, SendTag(tag & ((1 << SendTag::BITS) - 1)))
@@ -92,11 +82,7 @@ mod tests {
             Tag::Reply(70_000),
             Tag::Query(0, SendTag(0)),
             Tag::Query(8191, SendTag((1 << SendTag::BITS) - 1)),
-            Tag::Forward {
-                service: 0x0fff_ffff,
-                socket: u16::MAX,
-                rank: 7,
-            },
+            Tag::Forward(u32::MAX),
         ];
         for tag in tags {
             assert!(tag.pack() < 1 << 56);

@@ -233,6 +233,12 @@ impl Core {
         }
     }
 
+    /// Where a sending that may still be answered went.
+    pub fn endpoint_of(&self, tag: SendTag) -> Option<SocketAddr> {
+        let at = self.queries.by_tag(tag.0)?;
+        Some(self.queries.attempt(at)?.endpoint)
+    }
+
     /// The kernel did not take one sending. `pending` says that the error was an earlier refusal reported late, so that
     /// the same sending is worth repeating.
     pub fn send_failed(&mut self, now: Millis, tag: SendTag, pending: bool, shell: &mut impl Shell) {

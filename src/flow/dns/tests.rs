@@ -323,9 +323,7 @@ fn check_deliveries(world: &mut World, expected: &mut BTreeMap<String, Expectati
 fn check_accounts(world: &World, expected: &BTreeMap<String, Expectation>) {
     let offered: usize = expected.values().map(|e| e.client_sends).sum();
     let forwarded = world.count_of(|c| matches!(c, Count::Forwarded { .. }));
-    let dropped = world.count_of(
-        |c| matches!(c, Count::Dropped(r) if !matches!(r, DropReason::WrongSource | DropReason::UnexpectedAnswer)),
-    );
+    let dropped = world.count_of(|c| matches!(c, Count::Dropped(r) if !r.is_answer()));
     assert_eq!(offered, forwarded + dropped);
     let answered = world.count_of(|c| matches!(c, Count::Answered { .. } | Count::Synthesized));
     let delivered: usize = expected.values().map(|e| e.delivered).sum();

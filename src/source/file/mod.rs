@@ -304,6 +304,13 @@ impl FileSource {
         if status.is_dir() {
             return Err(None);
         }
+        if !status.is_file() {
+            // Opening a pipe waits for a writer, and a device never ends.
+            return Err(Some(SourceError::Unreadable {
+                path: path.to_owned(),
+                reason: "not a regular file (a pipe, socket or device); remove it from the folder".to_owned(),
+            }));
+        }
         if status.len() > MAX_FILE_BYTES {
             return Err(Some(SourceError::TooLarge {
                 path: path.to_owned(),

@@ -273,6 +273,9 @@ impl<'de> DeserializeSeed<'de> for ObjectSeed<'_, '_> {
                 out.take(object)
             }
             Kind::List(kinds) => deserializer.deserialize_map(ListVisitor { kinds, out }),
+            Kind::Other(kind) if let Some(wanted) = wrong_version(kind) => Err(D::Error::custom(format!(
+                "`{kind}` is not read: write `apiVersion: {wanted}`"
+            ))),
             Kind::Other(kind) => {
                 *out.manifest.ignored.kinds.entry(kind.to_string()).or_default() += 1;
                 IgnoredAny::deserialize(deserializer).map(|_| ())
@@ -281,6 +284,19 @@ impl<'de> DeserializeSeed<'de> for ObjectSeed<'_, '_> {
             Kind::Missing => Err(D::Error::custom("no kind: expected an object with apiVersion and kind")),
             Kind::NotAnObject => Err(D::Error::custom("expected an object with apiVersion and kind")),
         }
+    }
+}
+
+/// The version to write, for an object that was certainly meant for us but names none or one that is not read. Kinds of the
+/// same name in other API groups (a Knative Service) are others' and are passed over.
+fn wrong_version(kind: &str) -> Option<&'static str> {
+    let (version, name) = kind.rsplit_once(' ').unwrap_or(("", kind));
+    match name {
+        "Service" | "Node" if !version.contains('/') => Some("v1"),
+        "EndpointSlice" if version.is_empty() || version.starts_with("discovery.k8s.io/") => {
+            Some("discovery.k8s.io/v1")
+        }
+        _ => None,
     }
 }
 

@@ -49,6 +49,8 @@ pub use lab::{Lab, LabBuilder, PodNetwork};
 pub use leftovers::Leftovers;
 pub use manifest::{EndpointState, LabEndpoint, LabService, Manifests, ServicePortSpec};
 pub use netns::NetNs;
+/// The signals that [`Process::signal`] sends.
+pub use nix::sys::signal::Signal;
 pub use node::{Host, Node, Pod};
 pub use process::{Cmd, Finished, Process};
 pub use wait::{wait_for, wait_until};
