@@ -258,7 +258,7 @@ rows! {
     exclusive_on_bridge: Setting { dnat: false, ..BRIDGE }, |b| b.check("ND");
     terminated: ROUTED, end_on_sigterm;
     no_endpoint_left: ROUTED, release_and_retake;
-    bypass_is_told: ROUTED, bypass_is_told;
+    bypass_is_told: ROUTED, bypass_counted;
     wrong_source: ROUTED, answer_from_elsewhere;
     routing_rules_removed: ROUTED, lose_routing_rules;
 }
@@ -280,7 +280,7 @@ fn foreign_writes(bench: &Bench) {
 }
 
 /// What kube-proxy gets although the service is taken is counted, by reason.
-fn bypass_is_told(bench: &Bench) {
+fn bypass_counted(bench: &Bench) {
     let told = |reason: &str| {
         let metrics = bench.agent.metrics().unwrap();
         let series = format!("nodeward_bypassed_packets_total{{reason=\"{reason}\"}} ");
