@@ -32,6 +32,7 @@ impl AdminSocket {
         let name = format!("{instance}-{}{}", std::process::id(), suffix());
         let path = run_dir.join(&name);
         refuse_live(&path)?;
+        reap(run_dir, instance);
         // Bound under another name and renamed: nobody can connect before the mode is right.
         let temporary = run_dir.join(format!(".{name}.new"));
         remove(&temporary)?;
@@ -89,6 +90,25 @@ impl Drop for AdminSocket {
             }
         }
         let _ = fs::remove_file(&self.path);
+    }
+}
+
+/// Removes sockets that killed processes of this instance left: nobody listens there any more.
+fn reap(run_dir: &Path, instance: &str) {
+    let Ok(entries) = fs::read_dir(run_dir) else {
+        return;
+    };
+    let prefix = format!("{instance}-");
+    for path in entries.flatten().map(|e| e.path()) {
+        let name = path.file_name().and_then(|n| n.to_str()).unwrap_or_default();
+        let ours = name
+            .strip_prefix(&prefix)
+            .is_some_and(|rest| rest.ends_with(".sock") && rest.starts_with(|c: char| c.is_ascii_digit()));
+        let dead = || UnixStream::connect(&path).is_err_and(|e| e.kind() == io::ErrorKind::ConnectionRefused);
+        if ours && dead() {
+            // Best effort: it does no harm where it is.
+            let _ = fs::remove_file(&path);
+        }
     }
 }
 

@@ -151,10 +151,10 @@ impl Status {
             "engine    {}: {}; {} worker{plural}, table generation {}",
             self.engine.name, self.engine.why, self.workers, self.table_generation
         )?;
-        let synced = if self.source.synced {
-            "in sync"
-        } else {
-            "waiting for the first complete state"
+        let synced = match (self.source.synced, self.source.errors.is_empty()) {
+            (false, _) => "waiting for the first complete state",
+            (true, true) => "in sync",
+            (true, false) => "in sync but for what is wrong below",
         };
         writeln!(out, "source    {} {}: {synced}", self.source.kind, self.source.location)?;
         for e in &self.source.errors {
