@@ -3,6 +3,7 @@
 
 mod worker_support;
 
+use nodeward::model::SessionAffinity;
 use nodeward::telemetry::DropReason;
 use nodeward::topology::Profile;
 use nodeward::worker::Command;
@@ -200,6 +201,43 @@ fn a_new_table_moves_the_next_query_of_a_fixed_port() {
     exchange(&client, &query(3, "third"));
     until("the counters", || rig.counts().answered == 3);
     assert_eq!(rig.counts().forwarded[..2], [2, 1]);
+    rig.worker.stop();
+}
+
+/// Session affinity: a client address keeps its endpoint whatever port it comes from, while that one may be used.
+#[test]
+fn session_affinity_keeps_a_client_with_its_endpoint() {
+    let named = |rcode: u8| {
+        endpoint(move |socket, from, message| {
+            let mut answer = message.to_vec();
+            answer[2] |= 0x80;
+            answer[3] = rcode;
+            socket.send_to(&answer, from).unwrap();
+        })
+    };
+    // The response code tells who answered.
+    let endpoints: Vec<(SocketAddr, u8)> = (3..9).map(|rcode| (named(rcode), 0)).collect();
+    let mut rig = Rig::new(&endpoints);
+    rig.affinity = SessionAffinity::ClientIp { timeout_seconds: 60 };
+    rig.publish(&endpoints);
+    let ask = |rig: &Rig, id: u16| exchange(&rig.client(), &query(id, "who"))[3] & 0x0f;
+    let first = ask(&rig, 0);
+    for id in 1..40 {
+        assert_eq!(ask(&rig, id), first, "another port, the same client");
+    }
+    let gone = usize::from(first) - 3;
+    let rest: Vec<_> = endpoints.iter().copied().filter(|e| *e != endpoints[gone]).collect();
+    rig.publish(&rest);
+    let second = ask(&rig, 100);
+    assert_ne!(second, first);
+    rig.publish(&endpoints);
+    for id in 101..120 {
+        assert_eq!(
+            ask(&rig, id),
+            second,
+            "the new choice is remembered, the old one is not"
+        );
+    }
     rig.worker.stop();
 }
 

@@ -33,6 +33,7 @@ pub struct Rig {
     pub vip: Vip,
     pub key: ServicePortKey,
     pub profile: Profile,
+    pub affinity: SessionAffinity,
 }
 
 impl Rig {
@@ -89,6 +90,7 @@ impl Rig {
             vip,
             key,
             profile,
+            affinity: SessionAffinity::None,
         };
         rig.publish(endpoints);
         let socket = vip_udp(rig.vip.address, 0, 4 << 20).expect("needs CAP_NET_ADMIN for a transparent socket");
@@ -138,7 +140,7 @@ impl Rig {
                 source_address: (SourceAddress::Node, SettingOrigin::Default),
                 notices: Vec::new(),
             },
-            affinity: SessionAffinity::None,
+            affinity: self.affinity,
             endpoints: sorted.iter().map(|e| endpoint(e.0)).collect(),
             decision: Decision {
                 tiers: tiers
