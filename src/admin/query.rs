@@ -4,7 +4,7 @@
 use super::{Query, QueryError, Question};
 use crate::model::{NodeName, ObjectName};
 use crate::store::{ServiceState, Store};
-use crate::topology::{Interpretation, NodeContext, ServiceRef, ServiceRule, TopologyConfig};
+use crate::topology::{Interpretation, NodeContext, ServiceRef, TopologyConfig};
 use crate::view::{
     EndpointRow, Explanation, ServicePortView, ServiceRow, endpoint_rows, explain_views, service_rows, service_views,
 };
@@ -126,7 +126,7 @@ impl State<'_> {
             match forced {
                 None => views.extend(service_views(service, state.slices(), &node, self.topology)),
                 Some(i) => {
-                    let topology = with_interpretation(self.topology, name, i);
+                    let topology = self.topology.with_interpretation(name, i);
                     views.extend(service_views(service, state.slices(), &node, &topology));
                 }
             }
@@ -150,28 +150,6 @@ impl State<'_> {
             ),
         })
     }
-}
-
-/// The configuration with one Service's interpretation decided; all else stays.
-fn with_interpretation(config: &TopologyConfig, name: &ObjectName, forced: Interpretation) -> TopologyConfig {
-    let mut config = config.clone();
-    config.rules.retain(|r| r.service.service == *name);
-    for rule in &mut config.rules {
-        rule.interpretation = Some(forced);
-    }
-    if config.rules.iter().all(|r| r.service.port.is_some()) {
-        config.rules.push(ServiceRule {
-            service: ServiceRef {
-                service: name.clone(),
-                port: None,
-            },
-            policy: None,
-            interpretation: Some(forced),
-            profile: None,
-            source_address: None,
-        });
-    }
-    config
 }
 
 fn required(query: &Query) -> Result<ServiceRef, QueryError> {
