@@ -277,7 +277,8 @@ impl Control {
                 }
             }
         }
-        if self.vips.any_opening() {
+        let opening = self.vips.any_opening();
+        if opening {
             self.wait_for_workers(|c| c.workers.iter().all(Handle::is_caught_up), "a VIP's socket")
                 .await;
             if self.workers.iter().all(Handle::is_caught_up) {
@@ -287,8 +288,8 @@ impl Control {
         let fresh = self.prober.health(self.clock.now()) == Health::Fresh;
         if let Some(redirection) = &mut self.redirection {
             redirection.apply(&self.vips, &self.agent.metrics).await;
-            // A first VIP need not wait for the next round of probes.
-            if fresh {
+            // A first VIP need not wait for the next round of probes; changes of endpoints need no lease of their own.
+            if opening && fresh {
                 redirection.renew_lease(&self.vips, &self.agent.metrics).await;
             }
         }
