@@ -259,6 +259,7 @@ rows! {
     terminated: ROUTED, end_on_sigterm;
     no_endpoint_left: ROUTED, release_and_retake;
     bypass_is_told: ROUTED, bypass_counted;
+    flapping_endpoint: ROUTED, flap;
     wrong_source: ROUTED, answer_from_elsewhere;
     routing_rules_removed: ROUTED, lose_routing_rules;
 }
@@ -277,6 +278,47 @@ fn foreign_writes(bench: &Bench) {
         assert!(error.contains("not permitted"), "{change}: {error}");
     }
     bench.check("ND");
+}
+
+/// The only endpoint goes and comes back again and again: every query is answered, by Nodeward or by kube-proxy, because the
+/// VIP is released before the workers have nobody to ask.
+fn flap(bench: &Bench) {
+    let done = std::sync::atomic::AtomicBool::new(false);
+    let to = SocketAddr::new(bench.vips[0], 53);
+    let any = "0.0.0.0:0".parse().unwrap();
+    let (asked, unanswered) = std::thread::scope(|scope| {
+        let client = scope.spawn(|| {
+            let (mut asked, mut unanswered) = (0u16, 0);
+            while !done.load(std::sync::atomic::Ordering::Relaxed) {
+                // A fresh port each time, so that the stand-in's connection tracking pins nothing.
+                let socket = bench.client.netns().udp_socket(any).unwrap();
+                let query = nodeward_lab::query(asked, "flap.lab", QType::A);
+                let back = nodeward_lab::exchange_on(&socket, to, &query, PATIENCE).unwrap();
+                let answered = back.and_then(|b| parse_reply(&b.payload)).is_some_and(|r| r.rcode == 0);
+                unanswered += u32::from(!answered);
+                asked += 1;
+            }
+            (asked, unanswered)
+        });
+        for round in 0..40 {
+            let state = if round % 2 == 0 {
+                EndpointState::Gone
+            } else {
+                EndpointState::Ready
+            };
+            bench.manifests.set_endpoint(KEY, &bench.endpoint, state).unwrap();
+            std::thread::sleep(Duration::from_millis(60));
+        }
+        done.store(true, std::sync::atomic::Ordering::Relaxed);
+        client.join().unwrap()
+    });
+    assert!(asked > 100, "only {asked} queries");
+    assert_eq!(unanswered, 0, "of {asked}");
+    let metrics = bench.agent.metrics().unwrap();
+    let dropped = metrics
+        .lines()
+        .filter(|l| l.contains("reason=\"no_endpoint\"") && !l.ends_with(" 0"));
+    assert_eq!(dropped.collect::<Vec<_>>(), Vec::<&str>::new());
 }
 
 /// What kube-proxy gets although the service is taken is counted, by reason.
